@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.identity import ModelIdentity, configuration_digest, tokenizer_digest, weights_digests
-from nearflash.identity.tensors import content_digest, weighted_sum
+from nearflash.identity.tensors import content_digest, sum_words
 from nearflash.weights.convert import linear_weights, write_model
 from nearflash.weights.loading import load
 
@@ -153,10 +153,10 @@ def test_bytes_alone_decide_not_the_place_in_memory():
 
 def test_sums_that_a_gpu_computes_tell_a_swap_and_a_bit():
     values = torch.arange(4099, dtype=torch.int64).to(torch.uint8)
-    before, swapped, bit = weighted_sum(values), values.clone(), values.clone()
+    before, swapped, bit = sum_words(values), values.clone(), values.clone()
     swapped[:8] = swapped[:8].flip(0)
     bit[-1] ^= 1
-    assert len({before, weighted_sum(swapped), weighted_sum(bit)}) == 3 and before == weighted_sum(values.clone())
+    assert len({before, sum_words(swapped), sum_words(bit)}) == 3 and before == sum_words(values.clone())
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own

@@ -41,7 +41,7 @@ OF_MODULES = {("os", "replace"), ("shutil", "move"), ("shutil", "copy")}
 FLAGS = {"O_CREAT", "O_TRUNC"}
 LIBRARIES = ("np", "numpy", "torch", "figure", "pyplot", "plt")
 TO_A_FILE = {"savefig", "save", "savez", "savez_compressed", "savetxt"}
-"""Of libraries: they take a path or a file. Ours give them the file of `replaced`, called `out`, or a buffer."""
+"""Of libraries: they take a path or a file. Ours give them the file of `replace_file`, called `out`, or a buffer."""
 
 
 def writers(tree: ast.AST) -> Iterator[tuple[int, str]]:

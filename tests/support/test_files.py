@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nearflash.support import files
-from nearflash.support.files import give_name, open_regular, read_text, replaced, write_durably
+from nearflash.support.files import give_name, open_regular, read_text, replace_file, write_durably
 
 
 def names(folder: Path) -> list[str]:
@@ -27,7 +27,7 @@ def test_write_replaces_the_whole_file_and_is_the_users_alone(tmp_path):
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("old")
-    with pytest.raises(KeyError), replaced(path) as out:
+    with pytest.raises(KeyError), replace_file(path) as out:
         out.write(b"half")
         raise KeyError
     assert path.read_text() == "old"
@@ -54,7 +54,7 @@ def test_keep_existing_never_takes_a_name_that_another_took_meanwhile(tmp_path, 
 
         monkeypatch.setattr(os, "link", no_links)
     path = tmp_path / "a"
-    with pytest.raises(FileExistsError), replaced(path, keep_existing=True) as out:
+    with pytest.raises(FileExistsError), replace_file(path, keep_existing=True) as out:
         out.write(b"own")
         path.write_text("another's")
     assert path.read_text() == "another's"
@@ -150,7 +150,7 @@ def test_errors_name_the_file_and_not_its_temporary_name(tmp_path):
         with pytest.raises(OSError) as found:
             write_durably(path, "content")
         assert found.value.filename == str(path)
-    with pytest.raises(OSError) as found, replaced(tmp_path / "a"):
+    with pytest.raises(OSError) as found, replace_file(tmp_path / "a"):
         raise OSError(28, "No space left on device")
     assert found.value.filename == str(tmp_path / "a")
 

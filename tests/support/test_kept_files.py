@@ -19,7 +19,7 @@ from nearflash.planning.search import Space, search
 from nearflash.planning.shapes import from_config
 from nearflash.planning.terms import Workload
 from nearflash.storage.io.measure import Rate
-from nearflash.storage.io.profile import keep_profile, known_profile
+from nearflash.storage.io.profile import find_profile, keep_profile
 from nearflash.storage.kv import KvLayout
 from nearflash.support.timeline import Timeline
 
@@ -81,7 +81,7 @@ def test_a_machines_profile_is_kept_as_durably(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("read", [read_plan, PolicyFile.read, load_machine, lambda path: Results(path, [], {}),
-                                  lambda path: known_profile(path.parent, path),
+                                  lambda path: find_profile(path.parent, path),
                                   lambda path: Calibration(LAYOUT, (4,)).resume(path, "key")])  # fmt: skip
 @pytest.mark.parametrize("kind", ["pipe", "folder", "binary", "deep", "huge", "long number"])
 def test_what_is_no_such_file_is_named_and_never_waited_for(read, kind, tmp_path):

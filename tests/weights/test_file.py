@@ -7,11 +7,11 @@ import pytest
 from safetensors import safe_open
 
 from nearflash.abi.errors import CommandError, FormatError, ShapeError, StateError, WeightsError
-from nearflash.storage.state.safetensors import checked_header
+from nearflash.storage.state.safetensors import encode_header
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights import compress_tensor, expand, open_checkpoint, read_file, write_file
 from nearflash.weights.checkpoint import write_index
-from nearflash.weights.compress import dense_tensor, folded_shape
+from nearflash.weights.compress import dense_tensor, fold_shape
 from nearflash.weights.file import CHECKPOINT
 
 RNG = np.random.default_rng(1)
@@ -104,7 +104,7 @@ def test_what_no_form_makes_smaller_stays_dense():
     (4, 40000, 1, (4, 40000)), (9216, 9216, 64, (9216, 9216)),
 ])  # fmt: skip
 def test_rows_are_joined_as_long_as_they_stay_short(rows, columns, step, expected):
-    found = folded_shape(rows, columns, step)
+    found = fold_shape(rows, columns, step)
     assert prod(found) == rows * columns and found[1] <= max(16384, columns)
     assert found == expected
 
@@ -141,7 +141,7 @@ def header_and_data(path):
 
 
 def rewrite(path, header, data):
-    text = checked_header(header)
+    text = encode_header(header)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
@@ -240,7 +240,7 @@ def to_version_1(path):
         each.pop("header_crc32c", None)
     metadata.update(nearflash_weights="1", nearflash_tensors=json.dumps(described))
     metadata.pop("nearflash_rows", None)
-    text = checked_header(header, int.from_bytes(path.read_bytes()[:8], "little"))
+    text = encode_header(header, int.from_bytes(path.read_bytes()[:8], "little"))
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 

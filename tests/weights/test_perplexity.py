@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 import torch
 
 from nearflash.abi.errors import CommandError
-from nearflash.weights.perplexity import held_out, perplexity, windows
+from nearflash.weights.perplexity import hold_out, perplexity, windows
 
 
 class Constant:
@@ -56,11 +56,11 @@ def test_texts_that_are_too_short(texts):
 @pytest.mark.parametrize(("count", "kept"), [(2, [1]), (7, [6]), (8, [7]), (9, [7]), (33, [7, 15, 23, 31])])
 def test_an_eighth_is_held_out(count, kept):
     tokens = torch.arange(count)[:, None]
-    calibration, others = held_out(tokens, 1000)
+    calibration, others = hold_out(tokens, 1000)
     assert others.flatten().tolist() == kept
     assert calibration.flatten().tolist() == [number for number in range(count) if number not in kept]
 
 
 def test_windows_for_calibration_are_from_all_over():
-    calibration, others = held_out(torch.arange(64)[:, None], 5)
+    calibration, others = hold_out(torch.arange(64)[:, None], 5)
     assert calibration.flatten().tolist() == [0, 16, 32, 46, 62] and len(others) == 8

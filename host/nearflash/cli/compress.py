@@ -88,7 +88,7 @@ def _compress(arguments: argparse.Namespace) -> int:
         raise CommandError(f"output must be a new or an empty folder, not {str(arguments.output)!r}")
 
     from nearflash.weights.convert import copy_others, linear_weights, write_model
-    from nearflash.weights.perplexity import held_out, perplexity, windows
+    from nearflash.weights.perplexity import hold_out, perplexity, windows
     from nearflash.weights.pretrained import DTYPES, load_pretrained, own_dtype, silent_transformers, token_ids
 
     with nullcontext() if arguments.verbose else silent_transformers():
@@ -101,7 +101,7 @@ def _compress(arguments: argparse.Namespace) -> int:
         calibration, others = None, None
         if arguments.texts:
             texts = (token_ids(tokenizer, file) for file in arguments.texts)
-            calibration, others = held_out(windows(texts, arguments.tokens), arguments.windows)
+            calibration, others = hold_out(windows(texts, arguments.tokens), arguments.windows)
         before = None if others is None else _perplexity(perplexity, model, others)
         if arguments.method != "none":
             _prune(model, calibration, arguments, names)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.device import Identity
-from nearflash.support.files import replaced, write_durably
+from nearflash.support.files import replace_file, write_durably
 from nearflash.training import Traffic
 
 __all__ = ["Report"]
@@ -117,6 +117,6 @@ class Report:
         }
         right.bar_label(right.bar(list(bars), list(bars.values()), color=["tab:green", "grey", "grey"]), fmt="%.1f")
         right.set(ylabel="bytes per parameter and step", title="over the host link")
-        with replaced(path) as out:
+        with replace_file(path) as out:
             figure.savefig(out, format="png", dpi=110)
         pyplot.close(figure)

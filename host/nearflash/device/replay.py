@@ -25,7 +25,7 @@ from nearflash.abi.kernel.commands import Command, Completion
 from nearflash.abi.kernel.config import config as named_config
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import anonymous
-from nearflash.support.files import open_regular, read_text, replaced
+from nearflash.support.files import open_regular, read_text, replace_file
 
 __all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice", "seal_line"]
 
@@ -70,7 +70,7 @@ class _Writer(_Journal):
         }
         try:
             older = _is_transcript(path)
-            with replaced(path, keep_existing=not older) as out:
+            with replace_file(path, keep_existing=not older) as out:
                 out.write((seal_line(header) + "\n").encode("ascii"))
                 descriptor = os.dup(out.fileno())  # the file keeps it; the name could be another's by now
         except OSError as error:

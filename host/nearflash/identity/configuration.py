@@ -40,10 +40,10 @@ def configuration_digest(config: PreTrainedConfig, without: Collection[str] = ()
 
     A key that has its class's default counts as one that is not there: a newer transformers has more of them.
     """
-    return digest_of(_kept(config, frozenset(BOOKKEEPING) | frozenset(without)))
+    return digest_of(_collect_keys(config, frozenset(BOOKKEEPING) | frozenset(without)))
 
 
-def _kept(config: PreTrainedConfig, left_out: frozenset[str]) -> dict[str, Any]:
+def _collect_keys(config: PreTrainedConfig, left_out: frozenset[str]) -> dict[str, Any]:
     defaults = type(config).default_config_fields()
     found: dict[str, Any] = {"model_type": config.model_type}
     for key, value in config.to_dict().items():
@@ -51,7 +51,7 @@ def _kept(config: PreTrainedConfig, left_out: frozenset[str]) -> dict[str, Any]:
             continue
         inner = vars(config).get(key)
         if isinstance(inner, PreTrainedConfig):
-            found[key] = _kept(inner, left_out)
+            found[key] = _collect_keys(inner, left_out)
             continue
         own = plain(value)
         if own != plain(defaults.get(key)):

@@ -32,7 +32,7 @@ def file_digest(path: Path, descriptor: int | None = None) -> str:
         fd = open_regular(path) if descriptor is None else os.dup(descriptor)
         try:
             before = _stamp(fd)
-            kept = _kept(before)
+            kept = _recall(before)
             if kept is not None:
                 return kept
             found = _read(fd, before["size"])
@@ -74,7 +74,7 @@ def _place(stamp: dict[str, int]) -> Path:
     return user_folder("XDG_CACHE_HOME") / "digests" / f"{stamp['device']:x}-{stamp['inode']:x}.json"
 
 
-def _kept(stamp: dict[str, int]) -> str | None:
+def _recall(stamp: dict[str, int]) -> str | None:
     """Of a file of the user's own that nobody else can write; anything else counts as none."""
     try:
         place = _place(stamp)

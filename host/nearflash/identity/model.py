@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from nearflash.identity.configuration import configuration_digest
-from nearflash.identity.modules import adapter_states, is_recomputed, module_states, unused_adapters
+from nearflash.identity.modules import adapter_states, find_unused_adapters, is_recomputed, module_states
 from nearflash.identity.plain import digest_of
-from nearflash.identity.tensors import named_tensors, tensor_digests
+from nearflash.identity.tensors import find_tensors, tensor_digests
 from nearflash.identity.tokenizer import tokenizer_digest
 
 __all__ = ["ModelIdentity", "weights_digests"]
@@ -53,7 +53,7 @@ class ModelIdentity:
 
         return cls(
             configuration_digest(model.config), str(model.dtype).removeprefix("torch."),
-            digest_of(tensor_digests(_tensors(model), partial(_hooked, model), stored=stored, quick=quick)),
+            digest_of(tensor_digests(_tensors(model), partial(_find_hooked, model), stored=stored, quick=quick)),
             digest_of(module_states(model)),
             digest_of(adapter_states(model)), "" if tokenizer is None else tokenizer_digest(tokenizer),
         )  # fmt: skip
@@ -78,23 +78,23 @@ def weights_digests(model: Any, dtypes: tuple[torch.dtype, ...]) -> dict[str, st
     adapters = adapter_states(model)
     return {
         str(dtype).removeprefix("torch."): digest_of(
-            [tensor_digests(_tensors(model), partial(_hooked, model), dtype=dtype), adapters]
+            [tensor_digests(_tensors(model), partial(_find_hooked, model), dtype=dtype), adapters]
         )
         for dtype in dtypes
     }
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    unused = tuple(unused_adapters(model))
+    unused = tuple(find_unused_adapters(model))
     modules = dict(model.named_modules(remove_duplicate=False))
-    for name, tensor in named_tensors(model):
+    for name, tensor in find_tensors(model):
         module, _, leaf = name.rpartition(".")
         if f"{name}.".startswith(unused) or (module in modules and is_recomputed(modules[module], leaf)):
             continue
         yield name, tensor
 
 
-def _hooked(model: torch.nn.Module, name: str) -> Tensor | None:
+def _find_hooked(model: torch.nn.Module, name: str) -> Tensor | None:
     """A tensor that a hook of accelerate's gives its module, or one above it, when that runs; None where none does."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):

@@ -18,7 +18,7 @@ import torch
 from nearflash.identity.plain import OPAQUE, digest_of, plain
 from nearflash.identity.tensors import content_digest
 
-__all__ = ["adapter_states", "is_recomputed", "module_states", "unused_adapters"]
+__all__ = ["adapter_states", "find_unused_adapters", "is_recomputed", "module_states"]
 
 _RUNTIME = {
     "name_or_path": "where the model was read",
@@ -38,7 +38,7 @@ _OURS = Path(__file__).parents[1]
 def module_states(model: torch.nn.Module) -> dict[str, Any]:
     """Class, settings (public attributes of numbers and text) and own functions of each module, by its name."""
     classes: dict[type, Any] = {}
-    left_out = tuple(unused_adapters(model))
+    left_out = tuple(find_unused_adapters(model))
     found = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if f"{name}.".startswith(left_out):
@@ -87,7 +87,7 @@ def adapter_states(model: torch.nn.Module) -> dict[str, Any]:
     return found
 
 
-def unused_adapters(model: torch.nn.Module) -> Iterator[str]:
+def find_unused_adapters(model: torch.nn.Module) -> Iterator[str]:
     """Prefixes of names of what belongs to adapters that are loaded, but neither active nor merged."""
     for name, module in model.named_modules(remove_duplicate=False):
         if adapters := _adapters_of(module):
@@ -146,10 +146,10 @@ def _function(value: Any, calling: frozenset[CodeType] = frozenset()) -> list[An
             continue
     given = {str(number): each for number, each in enumerate(value.__defaults__ or ())} | (value.__kwdefaults__ or {})
     inner = calling | {code}
-    return [_code(code), *({key: _compared(each, inner) for key, each in part.items()} for part in (outside, given))]
+    return [_code(code), *({key: _describe(each, inner) for key, each in part.items()} for part in (outside, given))]
 
 
-def _compared(value: Any, calling: frozenset[CodeType]) -> Any:
+def _describe(value: Any, calling: frozenset[CodeType]) -> Any:
     if isinstance(value, torch.Tensor):
         return content_digest(value)
     if isinstance(value, FunctionType):

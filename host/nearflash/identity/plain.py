@@ -25,16 +25,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.dtype | torch.Size | bytes | complex):
         return str(value)
     if isinstance(value, Mapping):
-        return _joined({f"{type(key).__name__} {key}": plain(each) for key, each in value.items()})
+        return _join({f"{type(key).__name__} {key}": plain(each) for key, each in value.items()})
     if isinstance(value, set | frozenset):
         found = [plain(each) for each in value]
         return OPAQUE if OPAQUE in found else sorted(found, key=str)
     if isinstance(value, list | tuple):
-        return _joined([plain(each) for each in value])
+        return _join([plain(each) for each in value])
     return OPAQUE
 
 
-def _joined(found: Any) -> Any:
+def _join(found: Any) -> Any:
     values = found.values() if isinstance(found, dict) else found
     return OPAQUE if any(each is OPAQUE for each in values) else found
 

@@ -18,13 +18,13 @@ from nearflash.abi.errors import UnsupportedError
 from nearflash.identity.plain import OPAQUE, digest_of, plain
 from nearflash.storage.io.checksum import crc32c
 
-__all__ = ["content_digest", "named_tensors", "tensor_digests", "weighted_sum"]
+__all__ = ["content_digest", "find_tensors", "sum_words", "tensor_digests"]
 
 _PART_BYTES = 4 << 20
 _Place = tuple[Any, ...]
 
 
-def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+def find_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, buffers (persistent or not), tensors that are plain attributes, and what a quantised module's state
     has beside them; tied ones under each of their names. Raises UnsupportedError for state that cannot be compared."""
     names = set()
@@ -93,12 +93,12 @@ def tensor_digests(
             if dtype is not None and value.is_floating_point() and value.dtype != dtype:
                 value = value.detach().to(dtype)
             if tensor.is_meta or value.data_ptr() != place[1]:
-                found[name] = _joined(value, _begin(pool, value, quick))  # memory of its own: not all at once
+                found[name] = _digest_parts(value, _begin(pool, value, quick))  # memory of its own: not all at once
                 continue
             if place not in seen:
                 seen[place] = _begin(pool, value, quick)
             waiting[name] = value, seen[place]
-        return found | {name: _joined(*each) for name, each in waiting.items()}
+        return found | {name: _digest_parts(*each) for name, each in waiting.items()}
 
 
 def _place(name: str, tensor: Tensor) -> _Place:
@@ -140,10 +140,10 @@ def _hash_of(part: Tensor) -> bytes:
 def _sum_of(part: Tensor) -> bytes:
     if part.device.type == "cpu":
         return crc32c(part.numpy()).to_bytes(4, "little")
-    return weighted_sum(part)
+    return sum_words(part)
 
 
-def weighted_sum(part: Tensor) -> bytes:
+def sum_words(part: Tensor) -> bytes:
     """Sums modulo 2^64 of 32-bit words and of words times their number, computed where they lie: bytes of a GPU's
     memory need not cross the link to be compared with what they were."""
     rest = len(part) % 4
@@ -152,7 +152,7 @@ def weighted_sum(part: Tensor) -> bytes:
     return torch.stack([words.sum(), (words * numbers).sum()]).cpu().numpy().tobytes()
 
 
-def _joined(tensor: Tensor, parts: list[Future[bytes]]) -> str:
+def _digest_parts(tensor: Tensor, parts: list[Future[bytes]]) -> str:
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     for part in parts:
         digest.update(part.result())

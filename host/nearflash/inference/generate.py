@@ -14,14 +14,14 @@ from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.progress import Clock, Ends, Progress, TextOut, Tick
-from nearflash.inference.prompts import encode_text, left_padded, position_limit, prompt_rows, vocabulary_size
+from nearflash.inference.prompts import encode_text, pad_left, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.settings import (
     Caller,
     GenerationSettings,
     check_processors,
     check_seed,
     generation_settings,
-    rejected_by_name,
+    reject_by_name,
 )
 
 __all__ = ["Generated", "ends_of", "generate", "settings_of"]
@@ -80,10 +80,10 @@ def generate(
 
     def run(part: int) -> list[list[int]]:
         own = rows[part::mini_batches]
-        batch = left_padded(own, settings.fields["pad_token_id"], model.device)
+        batch = pad_left(own, settings.fields["pad_token_id"], model.device)
         width = max(map(len, own))
         ends = ends_of(settings, tokenizer)
-        with NearflashCache(engine, model.config) as cache, rejected_by_name(lambda: not cache.sequences):
+        with NearflashCache(engine, model.config) as cache, reject_by_name(lambda: not cache.sequences):
             shown = None if stream is None else TextOut(tokenizer, stream)
             out = model.generate(
                 **batch, past_key_values=cache, stopping_criteria=StoppingCriteriaList([Tick(clock, part), ends]),

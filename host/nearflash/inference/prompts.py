@@ -11,7 +11,7 @@ import torch
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["encode_text", "left_padded", "position_limit", "prompt_rows", "vocabulary_size"]
+__all__ = ["encode_text", "pad_left", "position_limit", "prompt_rows", "vocabulary_size"]
 
 
 def prompt_rows(prompts: Any, encode: Callable[[str], Sequence[int]], vocabulary: int) -> list[list[int]]:
@@ -20,7 +20,7 @@ def prompt_rows(prompts: Any, encode: Callable[[str], Sequence[int]], vocabulary
     One text, or one list of ids, is one prompt. Raises CommandError for none, for an empty one, for ids that are no
     whole numbers from 0 to below `vocabulary`, and for what is no prompt.
     """
-    if not (listed := _listed(prompts)):
+    if not (listed := _list_prompts(prompts)):
         raise CommandError("prompts must be at least one, not none")
     rows = [_row(prompt, number, encode) for number, prompt in enumerate(listed)]
     for number, row in enumerate(rows):
@@ -54,7 +54,7 @@ def encode_text(tokenizer: Any, text: str, *, chat: bool = False) -> list[int]:
     return found
 
 
-def left_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+def pad_left(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> dict[str, torch.Tensor]:
     """`input_ids` and `attention_mask` of a batch: new tokens follow the last of each row, whatever its length."""
     width = max(map(len, rows))
     ids = [[pad] * (width - len(row)) + list(row) for row in rows]
@@ -81,7 +81,7 @@ def position_limit(config: Any) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def _listed(prompts: Any) -> list[Any]:
+def _list_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
     if getattr(prompts, "ndim", None) == 1:
@@ -89,7 +89,7 @@ def _listed(prompts: Any) -> list[Any]:
     if isinstance(prompts, list | tuple) or getattr(prompts, "ndim", None) == 2:
         listed = list(prompts)
         return [listed] if listed and all(_is_id(each) for each in listed) else listed
-    raise CommandError(f"prompts must be texts, or lists of token ids, not {_shown(prompts)}")
+    raise CommandError(f"prompts must be texts, or lists of token ids, not {_show(prompts)}")
 
 
 def _row(prompt: Any, number: int, encode: Callable[[str], Sequence[int]]) -> list[int]:
@@ -97,7 +97,7 @@ def _row(prompt: Any, number: int, encode: Callable[[str], Sequence[int]]) -> li
         return list(encode(prompt))
     listed = prompt.tolist() if getattr(prompt, "ndim", None) == 1 else prompt
     if not isinstance(listed, list | tuple) or not all(_is_id(each) for each in listed):
-        raise CommandError(f"prompt {number} must be a text, or a list of token ids, not {_shown(prompt)}")
+        raise CommandError(f"prompt {number} must be a text, or a list of token ids, not {_show(prompt)}")
     return [int(each) for each in listed]
 
 
@@ -106,6 +106,6 @@ def _is_id(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool) and getattr(value, "ndim", 0) == 0
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

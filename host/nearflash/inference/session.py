@@ -25,7 +25,7 @@ from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.generate import Generated, ends_of, settings_of
 from nearflash.inference.progress import Clock, Progress, TextOut, Tick
 from nearflash.inference.prompts import encode_text, prompt_rows, vocabulary_size
-from nearflash.inference.settings import Caller, check_seed, rejected_by_name
+from nearflash.inference.settings import Caller, check_seed, reject_by_name
 from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["Session"]
@@ -71,7 +71,7 @@ class Session:
         A message that ends in an error, or an interrupt, counts as not said.
         """
         messages = [*self.messages, {"role": "user", "content": message}]
-        text = self._rendered(messages)
+        text = self._render(messages)
         if self._finished and text.startswith(self._text):
             tokens = (
                 self.tokens[: self._finished]
@@ -133,7 +133,7 @@ class Session:
             reused = self._reuse(prompt, least_new=least_new)
             cache = self._cache
             assert cache is not None, "made by _reuse"
-            with rejected_by_name(lambda: cache.get_seq_length() == reused):
+            with reject_by_name(lambda: cache.get_seq_length() == reused):
                 out = self._model.generate(
                     input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
                     stopping_criteria=StoppingCriteriaList([Tick(clock, 0), ends]),
@@ -235,7 +235,7 @@ class Session:
         for sequence in set(self._engine.lengths) - set(noted):
             self._engine.free(sequence)  # of somebody who died before saying what it was
 
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: list[dict[str, str]]) -> str:
         """The conversation as the model reads it, up to where its reply begins."""
         if self._tokenizer.chat_template:
             return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))

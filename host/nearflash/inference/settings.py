@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError
 
 __all__ = ["EXTRAS", "FIELDS", "Caller", "Field", "GenerationSettings", "check_processors", "check_seed",
-           "generation_settings", "rejected_by_name"]  # fmt: skip
+           "generation_settings", "reject_by_name"]  # fmt: skip
 
 
 class Caller(StrEnum):
@@ -43,11 +43,11 @@ class Field:
     """What transformers gets in place of any value."""
 
 
-def _used(note: str = "") -> Field:
+def _use(note: str = "") -> Field:
     return Field(note=note)
 
 
-def _fixed(value: Any, note: str) -> Field:
+def _fix(value: Any, note: str) -> Field:
     return Field(note=note, fixed=(value,))
 
 
@@ -60,25 +60,25 @@ _SINGLE = "a result has one text for each prompt: list the prompt several times,
 _ASSISTED = "drafts of another model, or of parts of this one, are not supported: leave them out, or use " \
     "prompt_lookup_num_tokens"  # fmt: skip
 _GONE = "transformers itself has no code for it any more"
-_DRAWN = _used("where tokens are drawn")
-_BEAMS = _used("with `num_beams`")
-_DRAFTS = _used("with `prompt_lookup_num_tokens`")
+_DRAWN = _use("where tokens are drawn")
+_BEAMS = _use("with `num_beams`")
+_DRAFTS = _use("with `prompt_lookup_num_tokens`")
 _ELSEWHERE = "K and V lie where this program keeps them; tokens are the same"
 _OUTPUT = "a result has texts, tokens and times alone: call model.generate(past_key_values=NearflashCache(engine, " \
     "model.config)) for it"  # fmt: skip
 
 FIELDS: Mapping[str, Field] = {
-    "max_length": _fixed(None, "less the longest prompt, where `max_new_tokens` is not given"),
-    "max_new_tokens": _used("64 where nothing states a length, or as many as the model has positions for"),
-    "min_length": _fixed(None, "less the longest prompt, where `min_new_tokens` is not given"),
-    "min_new_tokens": _used(),
+    "max_length": _fix(None, "less the longest prompt, where `max_new_tokens` is not given"),
+    "max_new_tokens": _use("64 where nothing states a length, or as many as the model has positions for"),
+    "min_length": _fix(None, "less the longest prompt, where `min_new_tokens` is not given"),
+    "min_new_tokens": _use(),
     "early_stopping": _BEAMS,
     "max_time": _not("batches take turns, layer by layer, and end together", _PLAN),
-    "stop_strings": _fixed(None, "each text ends with its own; not with `num_beams`"),
-    "do_sample": _used("with one mini-batch; with --plan by random numbers of each prompt's own"),
+    "stop_strings": _fix(None, "each text ends with its own; not with `num_beams`"),
+    "do_sample": _use("with one mini-batch; with --plan by random numbers of each prompt's own"),
     "num_beams": _not("its batches keep one sequence for each prompt", Caller.SESSION, _PLAN, neutral=(None, 1)),
     "use_mtp": _not(_ASSISTED),
-    "use_cache": _fixed(True, _ELSEWHERE),
+    "use_cache": _fix(True, _ELSEWHERE),
     "cache_implementation": Field(
         dict.fromkeys(Caller, "it stores K and V in fewer bits, which gives other tokens: use a policy, or a plan's"
                       " cache_bits"),
@@ -87,8 +87,8 @@ FIELDS: Mapping[str, Field] = {
          "dynamic"),
         _ELSEWHERE, (None,),
     ),
-    "cache_config": _fixed(None, "of a quantized cache alone"),
-    "max_cache_len": _fixed(None, _ELSEWHERE),
+    "cache_config": _fix(None, "of a quantized cache alone"),
+    "max_cache_len": _fix(None, _ELSEWHERE),
     "temperature": _DRAWN,
     "top_k": _DRAWN,
     "top_p": _DRAWN,
@@ -97,19 +97,19 @@ FIELDS: Mapping[str, Field] = {
     "typical_p": _DRAWN,
     "epsilon_cutoff": _DRAWN,
     "eta_cutoff": _DRAWN,
-    "repetition_penalty": _used(),
-    "encoder_repetition_penalty": _used("of the prompt's tokens"),
+    "repetition_penalty": _use(),
+    "encoder_repetition_penalty": _use("of the prompt's tokens"),
     "length_penalty": _BEAMS,
-    "no_repeat_ngram_size": _used(),
-    "bad_words_ids": _used(),
-    "renormalize_logits": _used(),
-    "forced_bos_token_id": _used("after a prompt of one token"),
-    "forced_eos_token_id": _used(),
-    "remove_invalid_values": _used(),
-    "exponential_decay_length_penalty": _used(),
-    "suppress_tokens": _used(),
-    "begin_suppress_tokens": _used(),
-    "sequence_bias": _used(),
+    "no_repeat_ngram_size": _use(),
+    "bad_words_ids": _use(),
+    "renormalize_logits": _use(),
+    "forced_bos_token_id": _use("after a prompt of one token"),
+    "forced_eos_token_id": _use(),
+    "remove_invalid_values": _use(),
+    "exponential_decay_length_penalty": _use(),
+    "suppress_tokens": _use(),
+    "begin_suppress_tokens": _use(),
+    "sequence_bias": _use(),
     "token_healing": _not("it changes the prompt's tokens: leave it out, and end prompts with a whole word"),
     "guidance_scale": _not("it computes each token twice, outside of the plan", _PLAN, neutral=(None, 1)),
     "watermarking_config": _not("its random numbers are not those of the plan's batches", _PLAN),
@@ -118,12 +118,12 @@ FIELDS: Mapping[str, Field] = {
     "output_hidden_states": _not(_OUTPUT),
     "output_scores": _not(_OUTPUT),
     "output_logits": _not(_OUTPUT),
-    "return_dict_in_generate": _fixed(False, "the result is this program's own; tokens are the same"),
-    "pad_token_id": _used("where the model has it; no token of a result"),
-    "bos_token_id": _used("of prompts without a token, which are rejected"),
-    "eos_token_id": _used(),
-    "encoder_no_repeat_ngram_size": _used("of the prompt's tokens"),
-    "decoder_start_token_id": _used("of models with an encoder, which are rejected"),
+    "return_dict_in_generate": _fix(False, "the result is this program's own; tokens are the same"),
+    "pad_token_id": _use("where the model has it; no token of a result"),
+    "bos_token_id": _use("of prompts without a token, which are rejected"),
+    "eos_token_id": _use(),
+    "encoder_no_repeat_ngram_size": _use("of the prompt's tokens"),
+    "decoder_start_token_id": _use("of models with an encoder, which are rejected"),
     "is_assistant": _not(_ASSISTED),
     "num_assistant_tokens": _DRAFTS,
     "num_assistant_tokens_schedule": _DRAFTS,
@@ -137,9 +137,9 @@ FIELDS: Mapping[str, Field] = {
     "target_lookbehind": _DRAFTS,
     "assistant_ensemble_weight": _not(_ASSISTED),
     "speculation_type": _not(_ASSISTED),
-    "compile_config": _fixed(None, "the model is called as it is; tokens are the same"),
-    "disable_compile": _fixed(True, "the model is called as it is; tokens are the same"),
-    "continuous_batching_config": _fixed(None, "of transformers' generate_batch alone"),
+    "compile_config": _fix(None, "the model is called as it is; tokens are the same"),
+    "disable_compile": _fix(True, "the model is called as it is; tokens are the same"),
+    "continuous_batching_config": _fix(None, "of transformers' generate_batch alone"),
     "low_memory": _not(_GONE),
     "penalty_alpha": _not(_GONE, neutral=(None, 0)),
     "dola_layers": _not(_GONE, neutral=(None,)),
@@ -147,7 +147,7 @@ FIELDS: Mapping[str, Field] = {
     "num_beam_groups": _not(_GONE, neutral=(None, 1)),
     "constraints": _not(_GONE, neutral=(None,)),
     "force_words_ids": _not(_GONE, neutral=(None,)),
-    "prefill_chunk_size": _used("a plan splits prompts by itself"),
+    "prefill_chunk_size": _use("a plan splits prompts by itself"),
 }  # fmt: skip
 """Of every field that changes what is generated, by name."""
 EXTRAS = (
@@ -242,7 +242,7 @@ def generation_settings(
     extras = {name: given.pop(name) for name in (EXTRAS if caller is not _PLAN else ()) if name in given}
     if unknown := sorted(given.keys() - FIELDS.keys()):
         raise CommandError(f"{unknown[0]} must be left out: it is no field of GenerationConfig that {caller} takes")
-    asked = {**_stated_by(own, caller), **(_stated_by(whole, caller) if whole is not None else {}), **given}
+    asked = {**_read_stated(own, caller), **(_read_stated(whole, caller) if whole is not None else {}), **given}
     fields = {**_defaults(), **asked}
     for name, rule in FIELDS.items():
         if caller in rule.rejected and not _is_neutral(fields[name], rule):
@@ -271,7 +271,7 @@ def check_processors(model: Any, settings: GenerationSettings, prompt: Sequence[
     options, ids = settings.options, torch.tensor([prompt])
     config = GenerationConfig(**{name: options[name] for name in FIELDS})
     config.max_length = len(prompt) + settings.max_new_tokens
-    with rejected_by_name(lambda: True):
+    with reject_by_name(lambda: True):
         model._prepare_special_tokens(config, True, device="cpu", batch_size=1)
         model._get_logits_processor(
             config, input_ids_seq_length=len(prompt), encoder_input_ids=ids, device="cpu",
@@ -280,7 +280,7 @@ def check_processors(model: Any, settings: GenerationSettings, prompt: Sequence[
 
 
 @contextmanager
-def rejected_by_name(is_untouched: Callable[[], bool]) -> Iterator[None]:
+def reject_by_name(is_untouched: Callable[[], bool]) -> Iterator[None]:
     """Errors of transformers about settings become CommandErrors while nothing is computed."""
     try:
         yield
@@ -298,7 +298,7 @@ def _defaults() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stated_by(config: GenerationConfig, caller: Caller) -> dict[str, Any]:
+def _read_stated(config: GenerationConfig, caller: Caller) -> dict[str, Any]:
     """Fields that a configuration states. Raises UnsupportedError for one of a later transformers."""
     own = vars(GenerationConfig())
     stated = {name: value for name, value in vars(config).items() if value is not None and name in own}

@@ -26,9 +26,9 @@ from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import PAGE_BYTES_LEAST, PAGE_BYTES_MOST, FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
-from nearflash.storage.io.profile import DriveProfile, known_profile
+from nearflash.storage.io.profile import DriveProfile, find_profile
 from nearflash.storage.io.queue import QueueBackend
-from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, kept_store
+from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, open_kept_store
 
 __all__ = [
     "CPU",
@@ -84,7 +84,7 @@ def open_engine(
     NAND, where `nand_block_pages` gives the pages of one of its blocks.
     Unindexed suffixes stay in memory up to `suffix_bytes` (KvStore), unless their pages are in a device's memory.
     With `keep` the sequences in `path` outlast the engine, a crash too: where the file is there it is opened, as large
-    as it is, and `lengths` has what it holds (nearflash.storage.kv.kept_store).
+    as it is, and `lengths` has what it holds (nearflash.storage.kv.open_kept_store).
     Raises CommandError for a path or NAND where there is none, ConfigError for more devices than KV heads, what opening
     raises.
     """
@@ -155,7 +155,7 @@ def drive_profile(path: Path | None) -> DriveProfile | None:
     Raises StateError for a damaged file of profiles.
     """
     folder = Path(tempfile.gettempdir()) if path is None else path.parent
-    profile = known_profile(folder) if folder.is_dir() else None
+    profile = find_profile(folder) if folder.is_dir() else None
     return profile if profile is not None and profile.fastest("random") and profile.fastest("read") else None
 
 
@@ -194,7 +194,7 @@ def _file(
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             store = KvStore(FileFlash.create(Path(folder) / "kv", geometry, direct=False), shape, layout, **options)
     elif keep:
-        store = kept_store(path, shape, layout, geometry, backend=QueueBackend(), **options)
+        store = open_kept_store(path, shape, layout, geometry, backend=QueueBackend(), **options)
     else:
         store = KvStore(FileFlash.create(path, geometry, backend=QueueBackend()), shape, layout, **options)
     index, groups = split_cache(cache_bytes, shape, layout, tokens, sequences)

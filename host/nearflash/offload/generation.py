@@ -17,7 +17,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.identity import ModelIdentity, file_digest
 from nearflash.identity.plain import digest_of, plain
 from nearflash.inference import AttentionPolicy
-from nearflash.inference.cache.guard import guarded
+from nearflash.inference.cache.guard import guard
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.settings import Caller, check_processors, check_seed, generation_settings
@@ -78,7 +78,7 @@ class OffloadedModel:
         self.policy, self._tokenizer = policy, None
         self.ledger = Ledger(budgets or Budgets())
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
-        self.model = guarded(self.skeleton.model)
+        self.model = guard(self.skeleton.model)
         self._sources = self._named_sources()
         self.link = Link(device)
         sources = self.skeleton.layer_sources

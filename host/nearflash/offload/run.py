@@ -15,7 +15,7 @@ from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.progress import Ends
-from nearflash.inference.prompts import left_padded
+from nearflash.inference.prompts import pad_left
 from nearflash.inference.settings import GenerationSettings
 from nearflash.offload.cache.block import BatchShape, Block, BlockShape, on_device
 from nearflash.offload.report import OffloadProgress, OffloadReport, OffloadResult
@@ -236,7 +236,7 @@ class _BatchGeneration(StoppingCriteria):
     def generate(self) -> None:
         """All of it; each text's end is reported when it comes."""
         out = self._model.generate(
-            **left_padded(self._rows, self._pad, self._model.device), past_key_values=self._cache,
+            **pad_left(self._rows, self._pad, self._model.device), past_key_values=self._cache,
             stopping_criteria=[self], **self._run.options(self._prompts),
         )  # fmt: skip
         for row in sorted(self._open):

@@ -9,7 +9,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.planning.memory import TIERS, peak_vectors
 from nearflash.planning.search import Plan
 from nearflash.planning.terms import VARIABLES, Options, shares_vector
-from nearflash.support.files import replaced
+from nearflash.support.files import replace_file
 
 __all__ = ["save_picture", "tier_bytes"]
 
@@ -42,7 +42,7 @@ def save_picture(plan: Plan, file: Path) -> None:
     figure.suptitle(f"{plan.machine.name}: {plan.prediction.tokens_per_second:.3g} token/s, "
                     f"{plan.policy.num_batches} x {plan.policy.batch_size} sequences")  # fmt: skip
     try:
-        with replaced(file) as out:
+        with replace_file(file) as out:
             figure.savefig(out, format="png", dpi=120)
     except OSError as error:
         raise PlanError(f"{file} must be writable for the picture: {error.strerror}") from error

@@ -29,7 +29,7 @@ __all__ = [
     "open_regular",
     "read_bytes",
     "read_text",
-    "replaced",
+    "replace_file",
     "write_durably",
 ]
 
@@ -44,7 +44,7 @@ _NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def replaced(path: Path, *, keep_existing: bool = False, mode: int = PRIVATE_MODE) -> Iterator[IO[bytes]]:
+def replace_file(path: Path, *, keep_existing: bool = False, mode: int = PRIVATE_MODE) -> Iterator[IO[bytes]]:
     """A binary file to write, which takes the name `path` when the block ends without an error; else nothing is left.
 
     Raises OSError, which names `path`, also where a folder, pipe, socket or device has the name; FileExistsError where
@@ -70,7 +70,7 @@ def replaced(path: Path, *, keep_existing: bool = False, mode: int = PRIVATE_MOD
 
 
 def check_replaceable(path: Path, *, keep_existing: bool = False) -> None:
-    """Raise OSError where `replaced` could not begin: for commands that first compute what they write.
+    """Raise OSError where `replace_file` could not begin: for commands that first compute what they write.
 
     Only a regular file, or a link to one or to nothing, is replaced: never a folder, pipe, socket or device.
     """
@@ -91,14 +91,14 @@ def check_replaceable(path: Path, *, keep_existing: bool = False) -> None:
 
 
 def copy_durably(source: Path, path: Path, *, mode: int = PRIVATE_MODE) -> None:
-    """A copy of a regular file, of any length: see `replaced`. Raises OSError."""
-    with os.fdopen(open_regular(source), "rb") as original, replaced(path, mode=mode) as out:
+    """A copy of a regular file, of any length: see `replace_file`. Raises OSError."""
+    with os.fdopen(open_regular(source), "rb") as original, replace_file(path, mode=mode) as out:
         shutil.copyfileobj(original, out)
 
 
 def write_durably(path: Path, content: bytes | str, *, keep_existing: bool = False, mode: int = PRIVATE_MODE) -> None:
-    """Write a whole file: see `replaced`. A text is written as UTF-8. Raises OSError."""
-    with replaced(path, keep_existing=keep_existing, mode=mode) as out:
+    """Write a whole file: see `replace_file`. A text is written as UTF-8. Raises OSError."""
+    with replace_file(path, keep_existing=keep_existing, mode=mode) as out:
         out.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 

@@ -58,14 +58,14 @@ def check_private(folder: Path) -> None:
     for each in (given, *given.parents, real, *real.parents):
         found = each.lstat()
         if found.st_uid not in trusted:
-            raise _refused(each, f"it must belong to you or root, not to user {found.st_uid}: choose another folder")
+            raise _refusal(each, f"it must belong to you or root, not to user {found.st_uid}: choose another folder")
         if stat.S_ISLNK(found.st_mode):
             continue
         if not stat.S_ISDIR(found.st_mode):
-            raise _refused(each, "it must be a folder: choose another")
+            raise _refusal(each, "it must be a folder: choose another")
         writable = stat.S_IWOTH | (0 if _is_users_own_group(found) else stat.S_IWGRP)
         if found.st_mode & writable and (each == real or not found.st_mode & stat.S_ISVTX):
-            raise _refused(each, f"nobody else may write there: run `chmod go-w {each}`, or choose another folder")
+            raise _refusal(each, f"nobody else may write there: run `chmod go-w {each}`, or choose another folder")
 
 
 def _is_users_own_group(found: os.stat_result) -> bool:
@@ -76,5 +76,5 @@ def _is_users_own_group(found: os.stat_result) -> bool:
     return group.gr_name == owner.pw_name and set(group.gr_mem) <= {owner.pw_name}
 
 
-def _refused(path: Path, why: str) -> OSError:
+def _refusal(path: Path, why: str) -> OSError:
     return OSError(errno.EPERM, why, str(path))

@@ -19,7 +19,7 @@ from nearflash.weights.groups import pack_groups
 from nearflash.weights.pack import pack
 from nearflash.weights.quantize import quantize
 
-__all__ = ["BITS", "FORMATS", "compress_tensor", "dense_tensor", "folded_shape"]
+__all__ = ["BITS", "FORMATS", "compress_tensor", "dense_tensor", "fold_shape"]
 
 FORMATS = ("coded-bitmap", "bitmap", "groups")
 """Exponents coded where that is smaller; plain values; and, for 8 or 4 bits only, codes without a bitmap."""
@@ -49,7 +49,7 @@ def compress_tensor(name: str, values: NDArray[Any], format: str = FORMATS[0], b
         name, _DTYPES[element], values.shape, "dense", np.ascontiguousarray(found).view(np.uint8).ravel()
     )
     rows, columns = found.shape
-    matrix = values.reshape(folded_shape(rows, columns, 1 if bits == 16 else SCALE_COLUMNS))
+    matrix = values.reshape(fold_shape(rows, columns, 1 if bits == 16 else SCALE_COLUMNS))
     packed = [PackedTensor(name, dense.dtype, values.shape, form, np.frombuffer(data, np.uint8))
               for form, data in _forms(matrix, format, bits)]  # fmt: skip
     return min([*packed, *([dense] if bits == 16 else [])], key=lambda each: len(each.data))
@@ -72,7 +72,7 @@ def dense_tensor(name: str, dtype: str, shape: tuple[int, ...], data: NDArray[np
     return PackedTensor(name, dtype, shape, "dense", data)
 
 
-def folded_shape(rows: int, columns: int, step: int = 1) -> tuple[int, int]:
+def fold_shape(rows: int, columns: int, step: int = 1) -> tuple[int, int]:
     """Shape of the stream's matrix: as many rows joined as divide `rows` and have 16,384 columns at most.
 
     Columns are a multiple of `step` already, or nothing is joined: rows that share a scale must not meet in one.

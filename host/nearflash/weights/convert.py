@@ -94,15 +94,15 @@ def _write(
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         planned = {name: (_NAMES[_target(each, dtype)], tuple(each.shape)) for name, each in names.items()}
 
-        def packed(names: Mapping[str, Tensor] = names) -> Iterator[PackedTensor]:
+        def pack_all(names: Mapping[str, Tensor] = names) -> Iterator[PackedTensor]:
             for name, tensor in names.items():
-                each = _packed(name, tensor, format, bits, dtype, name in compressed)
+                each = _pack(name, tensor, format, bits, dtype, name in compressed)
                 values = int(torch.count_nonzero(tensor))
                 dense_bytes = tensor.numel() * _target(tensor, dtype).itemsize
                 written(Written(name, each.form, tensor.numel(), values, dense_bytes, len(each.data)))
                 yield each
 
-        sizes.append(write_file(folder / file, planned, packed(), metadata))
+        sizes.append(write_file(folder / file, planned, pack_all(), metadata))
         places.update(dict.fromkeys(names, file))
     if len(shards) > 1:
         write_index(folder, places, sum(sizes), checkpoint)
@@ -128,7 +128,7 @@ def _target(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 
-def _packed(name: str, tensor: Tensor, format: str, bits: int, dtype: torch.dtype, compressed: bool) -> PackedTensor:
+def _pack(name: str, tensor: Tensor, format: str, bits: int, dtype: torch.dtype, compressed: bool) -> PackedTensor:
     narrow = tensor.detach().to("cpu", _target(tensor, dtype)).contiguous()
     if narrow.is_floating_point() and not torch.equal(narrow.isfinite(), tensor.isfinite().cpu()):
         raise NonFiniteError(f"tensor {name!r} must be finite in {dtype}: choose bf16")
@@ -153,11 +153,11 @@ def copy_others(model: Any, tokenizer: Any, source: Path, folder: Path) -> None:
         model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return
-    weights = {INDEX, ADAPTER, REPORT, *(_indexed(source / INDEX) if (source / INDEX).is_file() else ())}
+    weights = {INDEX, ADAPTER, REPORT, *(_read_index(source / INDEX) if (source / INDEX).is_file() else ())}
     for path in source.iterdir():
         if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf", ".pt") and path.name not in weights:
             copy_durably(path, folder / path.name)
 
 
-def _indexed(index: Path) -> set[str]:
+def _read_index(index: Path) -> set[str]:
     return set(json.loads(read_text(index))["weight_map"].values())

@@ -15,7 +15,7 @@ from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import CONFIG, ModelFolder
 from nearflash.weights.weights_map import TORCH_DTYPES
 
-__all__ = ["empty_model", "generation_config_of", "load_config", "named_errors", "stored_dtype"]
+__all__ = ["empty_model", "find_dtype", "generation_config_of", "load_config", "name_errors"]
 
 _SETTINGS = "generation_config.json"
 _SHARED_LAYERS = 256
@@ -32,7 +32,7 @@ def empty_model(
     what most of the checkpoint is stored in. Raises WeightsError for far more layers than tensors, UnsupportedError for
     a configuration that transformers cannot build `model_class` from without code of the folder's own.
     """
-    dtype = dtype or stored_dtype(tensors)
+    dtype = dtype or find_dtype(tensors)
     config = load_config(folder, causal=model_class is AutoModelForCausalLM)
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > len(tensors) + _SHARED_LAYERS:  # transformers would build them for minutes
@@ -41,7 +41,7 @@ def empty_model(
             f"its {CONFIG} again"
         )
     build = getattr(model_class, "from_config", None) or model_class._from_config
-    with named_errors(folder.path, CONFIG), init_empty_weights(include_buffers=False):
+    with name_errors(folder.path, CONFIG), init_empty_weights(include_buffers=False):
         model = build(config, dtype=dtype)
     if plan := model._get_dtype_plan(dtype):
         pattern, names, _ = build_glob_alternation(list(plan))
@@ -50,7 +50,7 @@ def empty_model(
                 parameter.data = parameter.data.to(plan[names[str(match.lastgroup)]])
     if model.can_generate():
         model.generation_config = generation_config_of(folder.path)
-    with named_errors(folder.path, CONFIG):
+    with name_errors(folder.path, CONFIG):
         model.tie_weights()
     return model.eval()
 
@@ -61,7 +61,7 @@ def load_config(folder: ModelFolder, *, causal: bool = True) -> Any:
     Raises UnsupportedError for one that needs the folder's own code or is malformed, and for encoder-decoders.
     """
     options = {} if folder.gguf is None else {"gguf_file": folder.gguf}
-    with named_errors(folder.path, CONFIG):
+    with name_errors(folder.path, CONFIG):
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False, **options)
     if causal and getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(
@@ -86,7 +86,7 @@ def generation_config_of(folder: Path) -> GenerationConfig:
         ) from error
 
 
-def stored_dtype(tensors: Mapping[str, WeightsTensor]) -> torch.dtype:
+def find_dtype(tensors: Mapping[str, WeightsTensor]) -> torch.dtype:
     """The floating-point dtype of most bytes of a checkpoint; fp32 where it has none."""
     sizes: dict[torch.dtype, int] = {}
     for tensor in tensors.values():
@@ -97,7 +97,7 @@ def stored_dtype(tensors: Mapping[str, WeightsTensor]) -> torch.dtype:
 
 
 @contextmanager
-def named_errors(folder: Path, what: str) -> Iterator[None]:
+def name_errors(folder: Path, what: str) -> Iterator[None]:
     """Errors of transformers and of what it calls become an UnsupportedError that names `what` of the folder."""
     try:
         yield

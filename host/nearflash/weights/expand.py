@@ -14,7 +14,7 @@ from nearflash.abi.errors import FormatError, ShapeError, StreamError, UnknownDe
 from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
-from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import expand_groups
 
@@ -34,7 +34,7 @@ def expand(
     *,
     out: Any = None,
     executor: Executor | None = None,
-    memory: Callable[[int], NDArray[np.uint8]] = reused_buffer,
+    memory: Callable[[int], NDArray[np.uint8]] = reuse_buffer,
 ) -> Any:
     """The dense tensor of a stream that `pack` gave, (rows, columns), or of a tensor in a file, of its own shape.
 
@@ -80,12 +80,12 @@ def _expand_tensor(
     on_gpu, dtype = _on_gpu(out, device), _DTYPES[tensor.dtype]
     if tensor.form == "dense":
         found = data.view(dtype).reshape(tensor.shape)
-        return found if out is None and not on_gpu else _copied(found, tensor.dtype, out, device)
+        return found if out is None and not on_gpu else _copy(found, tensor.dtype, out, device)
     found = np.empty(tensor.shape, dtype) if out is None or on_gpu else _memory(out, tensor.shape, tensor.dtype)
     rows = found.view(np.uint16).reshape(-1, tensor.shape[-1])
     expand_groups(data, rows, int(tensor.form.removeprefix("int")), ELEMENTS[tensor.dtype], executor)
     if on_gpu:
-        return _copied(found, tensor.dtype, out, device)
+        return _copy(found, tensor.dtype, out, device)
     return found if out is None else out
 
 
@@ -141,7 +141,7 @@ def _gpus() -> list[str]:
     return [f"cuda:{number}" for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
 
 
-def _copied(found: NDArray[Any], dtype: str, out: Any, device: str | Device) -> Any:
+def _copy(found: NDArray[Any], dtype: str, out: Any, device: str | Device) -> Any:
     if _on_gpu(out, device):
         from nearflash.weights.gpu import to_gpu
 

@@ -19,7 +19,7 @@ from nearflash.abi.bitmap import HEADER_BYTES, SECTION_BYTES, BitmapHeader, chec
 from nearflash.abi.errors import StateError, StreamError, WeightsError
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.checksum import crc32c
-from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.storage.state.safetensors import ITEM_BYTES, StoredTensor, TensorFile, new_file, tensors_header
 
@@ -92,7 +92,7 @@ class WeightsTensor:
         """Bytes of the dense tensor."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
-    def read(self, memory: Callable[[int], NDArray[np.uint8]] = reused_buffer) -> NDArray[np.uint8]:
+    def read(self, memory: Callable[[int], NDArray[np.uint8]] = reuse_buffer) -> NDArray[np.uint8]:
         """The bytes in the file, past the page cache where the file system can; checked where there is a checksum.
 
         memory: gives aligned memory of so many bytes, a part of which comes back. Raises WeightsError.
@@ -101,7 +101,7 @@ class WeightsTensor:
         self.check(data)
         return data
 
-    def load(self, memory: Callable[[int], NDArray[np.uint8]] = reused_buffer) -> NDArray[np.uint8]:
+    def load(self, memory: Callable[[int], NDArray[np.uint8]] = reuse_buffer) -> NDArray[np.uint8]:
         """As `read`, but nothing is checked: for who does that in another thread."""
         before = self.offset % BLOCK_BYTES
         blocks = -(-(before + self.stored_bytes) // BLOCK_BYTES)
@@ -159,11 +159,11 @@ def write_file(
     0600) has its name as soon as it is complete and durable. Raises StateError where it exists, or where others come
     than were planned, StorageFullError; nothing is left then.
     """
-    longest = {name: _described(dtype, shape, "bitmap", 0) for name, (dtype, shape) in planned.items()}
+    longest = {name: _describe(dtype, shape, "bitmap", 0) for name, (dtype, shape) in planned.items()}
     dense = [StoredTensor(name, dtype, shape) for name, (dtype, shape) in planned.items()]
     metadata = {"format": "pt", **(metadata or {})}  # without it transformers takes a file for another framework's
     all_rows = {name: [0] * shape[0] for name, (_, shape) in planned.items() if _has_rows(shape)}
-    room = len(tensors_header(dense, {**metadata, **_versioned(longest, all_rows)}, [0] * len(dense)))
+    room = len(tensors_header(dense, {**metadata, **_make_metadata(longest, all_rows)}, [0] * len(dense)))
     start = -(-(8 + room + len(dense) * _LONGEST_BYTES) // SECTION_BYTES) * SECTION_BYTES
     written: list[StoredTensor] = []
     checksums, described, rows = [], {}, {}
@@ -178,12 +178,12 @@ def write_file(
                     rows[each.name] = [crc32c(row) for row in each.data.reshape(each.shape[0], -1)]
             else:
                 written.append(StoredTensor(each.name, "U8", (len(each.data),)))
-                described[each.name] = _described(each.dtype, each.shape, each.form, _stream_checksum(each))
+                described[each.name] = _describe(each.dtype, each.shape, each.form, _stream_checksum(each))
             checksums.append(crc32c(each.data))
             file.write(each.data.data)
         if {each.name for each in written} != planned.keys() or len(written) != len(planned):
             raise StateError(f"{path} cannot be written: {len(written)} tensors came, not the {len(planned)} planned")
-        header = tensors_header(written, {**metadata, **_versioned(described, rows)}, checksums, start - 8)
+        header = tensors_header(written, {**metadata, **_make_metadata(described, rows)}, checksums, start - 8)
         assert len(header) == start - 8
         file.seek(0)
         file.write(len(header).to_bytes(8, "little") + header)
@@ -199,13 +199,13 @@ def _stream_checksum(tensor: PackedTensor) -> int | None:
     return int(tensor.data[:HEADER_BYTES].view("<u4")[-1]) if tensor.form == "bitmap" else None
 
 
-def _versioned(described: Mapping[str, object], rows: Mapping[str, Sequence[int]]) -> dict[str, str]:
+def _make_metadata(described: Mapping[str, object], rows: Mapping[str, Sequence[int]]) -> dict[str, str]:
     texts = {name: [f"{checksum:08x}" for checksum in own] for name, own in rows.items()}
     metadata = {_VERSION: str(VERSION), _TENSORS: json.dumps(described, separators=(",", ":"))}
     return {**metadata, _ROWS: json.dumps(texts, separators=(",", ":"))} if texts else metadata
 
 
-def _described(dtype: str, shape: Sequence[int], form: str, stream_checksum: int | None) -> dict[str, object]:
+def _describe(dtype: str, shape: Sequence[int], form: str, stream_checksum: int | None) -> dict[str, object]:
     stream = {} if stream_checksum is None else {"header_crc32c": f"{stream_checksum:08x}"}
     return {"dtype": dtype, "shape": list(shape), "form": form, **stream}
 
@@ -233,7 +233,7 @@ def read_checkpoint_file(path: Path) -> tuple[dict[str, WeightsTensor], str]:
         described = json.loads(file.metadata[_TENSORS]) if version else {}
         rows = json.loads(file.metadata.get(_ROWS, "{}")) if version else {}
         found = {
-            name: _found(file, stored, described.get(name), rows.get(name, ()), version == "1")
+            name: _open_tensor(file, stored, described.get(name), rows.get(name, ()), version == "1")
             for name, stored in file.tensors.items()
         }
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -243,7 +243,7 @@ def read_checkpoint_file(path: Path) -> tuple[dict[str, WeightsTensor], str]:
     return found, str(file.metadata.get(CHECKPOINT, ""))
 
 
-def _found(
+def _open_tensor(
     file: TensorFile, stored: StoredTensor, described: Mapping[str, object] | None, rows: Sequence[str], old: bool
 ) -> WeightsTensor:
     place = file.file, file.offset_of(stored.name), file.size_of(stored.name)

@@ -51,7 +51,7 @@ class ModelFolder:
     @property
     def quantization(self) -> str | None:
         """The method by which the weights are quantised, as the configuration states it."""
-        return self._stated(_QUANTISED)
+        return self._find_stated(_QUANTISED)
 
     @property
     def _parts(self) -> tuple[Mapping[str, Any], ...]:
@@ -59,7 +59,7 @@ class ModelFolder:
         text = self.config.get("text_config")
         return (self.config, text) if isinstance(text, Mapping) else (self.config,)
 
-    def _stated(self, keys: Sequence[str]) -> str | None:
+    def _find_stated(self, keys: Sequence[str]) -> str | None:
         for part in self._parts:
             for key in keys:
                 if stated := part.get(key):
@@ -75,7 +75,7 @@ class ModelFolder:
 
     def check_quantization(self, read_by_transformers: bool) -> None:
         """Raise UnsupportedError for quantised weights, but for those that transformers reads, where it is to do so."""
-        if method := self._stated(_QUANTISED[1:] if read_by_transformers else _QUANTISED):
+        if method := self._find_stated(_QUANTISED[1:] if read_by_transformers else _QUANTISED):
             raise UnsupportedError(
                 f"{self.path}: weights must not be quantised, but {CONFIG} states {method}: take the checkpoint that "
                 "is not quantised (nearflash compress quantises it)"
@@ -92,7 +92,7 @@ def open_folder(
     UnsupportedError for a folder that asks for what the caller does not do.
     """
     if str(name) == SMOLLM2:
-        return _packaged(gguf)
+        return _find_packaged(gguf)
     folder = Path(name)
     try:
         found = (folder / CONFIG).is_file() and folder.is_dir()
@@ -120,7 +120,7 @@ def read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _packaged(gguf: bool) -> ModelFolder:
+def _find_packaged(gguf: bool) -> ModelFolder:
     if not gguf:
         raise CommandError(
             f"model must be a folder of safetensors here, not {SMOLLM2}, a GGUF file: write one with "

@@ -49,7 +49,7 @@ def expand_rows(stream: Tensor, starts: Tensor, header: BitmapHeader, out: Tenso
 
 
 @triton.jit
-def _padded(bits):  # type: ignore[no-untyped-def]
+def _pad(bits):  # type: ignore[no-untyped-def]
     """Bytes of a section of so many bits."""
     return (bits + 511) // 512 * 64
 
@@ -62,7 +62,7 @@ def _expand(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     start = tl.load(starts + row * 4)
     count, escaped = tl.load(starts + row * 4 + 1).to(tl.int32), tl.load(starts + row * 4 + 2).to(tl.int32)
-    behind, target = start + _padded(columns), out + row.to(tl.int64) * columns
+    behind, target = start + _pad(columns), out + row.to(tl.int64) * columns
     book = bytes_at + tl.load(starts + row * 4 + 3)
     values, escapes = 0, 0
     for first in range(0, columns, TILE):
@@ -78,7 +78,7 @@ def _expand(  # type: ignore[no-untyped-def]
         elif FORM == _PLAIN8:
             found = tl.load(bytes_at + behind + rank, mask=present, other=0).to(tl.int8, bitcast=True)
         elif FORM == _SCALED8 or FORM == _SCALED4:  # noqa: SIM109 (Triton has no `in`)
-            codes_at = behind + _padded((columns + _SCALED - 1) // _SCALED * 32)
+            codes_at = behind + _pad((columns + _SCALED - 1) // _SCALED * 32)
             if FORM == _SCALED8:
                 code = tl.load(bytes_at + codes_at + rank, mask=present, other=0).to(tl.int32)
             else:
@@ -89,10 +89,10 @@ def _expand(  # type: ignore[no-untyped-def]
             found = tl.where(present, found, 0)
         else:
             bits: tl.constexpr = 4 if FORM == _CODED_FP16 else 2
-            low_bytes = _padded(count) if FORM == _CODED_FP16 else 0
+            low_bytes = _pad(count) if FORM == _CODED_FP16 else 0
             codes_at = behind + low_bytes
-            escapes_at = codes_at + _padded(count * bits)
-            high_at = escapes_at + _padded(escaped * 8)
+            escapes_at = codes_at + _pad(count * bits)
+            high_at = escapes_at + _pad(escaped * 8)
             field = tl.load(bytes_at + codes_at + rank * bits // 8, mask=present, other=0).to(tl.int32)
             field = (field >> rank * bits % 8) & ((1 << bits) - 1)
             code = field & 3

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError, UnsupportedError, WeightsError
 from nearflash.weights.checkpoint import open_checkpoint
-from nearflash.weights.empty import empty_model, named_errors
+from nearflash.weights.empty import empty_model, name_errors
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import ADAPTER, ModelFolder, open_folder
 from nearflash.weights.sources import Source, sources_of
@@ -58,7 +58,7 @@ def load(
     tensors = open_checkpoint(folder.path)
     model = empty_model(folder, tensors, dtype, model_class)
     sources = sources_of(model, tensors)
-    placed = _placed(sources, budget, prefetch_bytes)
+    placed = _place(sources, budget, prefetch_bytes)
     direct = {name: source.pieces[0].tensor for name, source in sources.items() if source.is_one_tensor}
     with WeightsMap({n: each for n, each in direct.items() if n not in placed.offloaded}, device=device) as weights:
         for name, value in weights.items():
@@ -79,7 +79,7 @@ def load(
 
 def _apply_adapter(model: Any, folder: ModelFolder) -> None:
     """Add the adapter beside a folder's weights. Raises WeightsError where its tensors are not the adapter's."""
-    with named_errors(folder.path, ADAPTER):
+    with name_errors(folder.path, ADAPTER):
         report = model.load_adapter(str(folder.path))
     if names := sorted(map(str, {*report.missing_keys, *report.unexpected_keys, *report.mismatched_keys})):
         raise WeightsError(
@@ -132,7 +132,7 @@ class _Placed:
     prefetch_bytes: int
 
 
-def _placed(sources: Mapping[str, Source], budget: int | None, prefetch_bytes: int | None) -> _Placed:
+def _place(sources: Mapping[str, Source], budget: int | None, prefetch_bytes: int | None) -> _Placed:
     """As `load` describes it. Raises CommandError."""
     if budget is None:
         return _Placed({}, set(), 0)
@@ -228,17 +228,17 @@ def _check_of(hook: Any, parent: Any, leaf: str) -> Callable[[Any, Any], None]:
         if around is not module:
             own = {id(each) for each in module.parameters()}
             if empty := [n for n, each in around.named_parameters() if each.is_meta and id(each) not in own]:
-                raise _unfilled(f"{leaf}.{empty[0]}")
+                raise _meta_error(f"{leaf}.{empty[0]}")
 
     return check
 
 
 def _check_inputs(module: Any, inputs: Any) -> None:
     if any(isinstance(each, Tensor) and each.is_meta for each in inputs):
-        raise _unfilled(f"what {type(module).__name__} is given")
+        raise _meta_error(f"what {type(module).__name__} is given")
 
 
-def _unfilled(what: str) -> UnsupportedError:
+def _meta_error(what: str) -> UnsupportedError:
     return UnsupportedError(
         f"adapters of weights that a budget leaves on disk must have memory, but {what!r} has none: add them with "
         "model.load_adapter(folder) (LoRA without DoRA), or load the model without budget"

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["held_out", "perplexity", "windows"]
+__all__ = ["hold_out", "perplexity", "windows"]
 
 _HELD_OUT = 8
 """Of so many windows one is kept for the perplexity."""
@@ -28,7 +28,7 @@ def windows(texts: Iterable[Sequence[int]], length: int) -> Tensor:
     return together.to(torch.int64)
 
 
-def held_out(tokens: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def hold_out(tokens: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Windows (n, length) for calibration, `most` at most and from all over, and others for the perplexity."""
     kept = torch.zeros(len(tokens), dtype=torch.bool)
     kept[_HELD_OUT - 1 :: _HELD_OUT] = True

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.weights.checkpoint import INDEX, SINGLE, is_compressed, open_checkpoint
-from nearflash.weights.empty import empty_model, generation_config_of, load_config, named_errors
+from nearflash.weights.empty import empty_model, generation_config_of, load_config, name_errors
 from nearflash.weights.folder import SMOLLM2, ModelFolder, open_folder
 from nearflash.weights.loading import load, merge_adapter
 from nearflash.weights.sources import sources_of
@@ -62,7 +62,7 @@ def load_model(
 def load_tokenizer(name: str | Path, *, verbose: bool = False) -> Any:
     """The tokenizer alone, as `load_pretrained` gives it. Raises CommandError; UnsupportedError for a malformed one."""
     folder = open_folder(name, adapters=True, quantized=True, gguf=True)
-    with _quiet(verbose), named_errors(folder.path, "tokenizer"):
+    with _quiet(verbose), name_errors(folder.path, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             folder.path, local_files_only=True, trust_remote_code=False, padding_side="left", **_options(folder)
         )
@@ -88,7 +88,7 @@ def _loaded(folder: ModelFolder, dtype: torch.dtype) -> Any:
         if folder.quantization is None and any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
             tensors = open_checkpoint(folder.path)
             sources_of(empty_model(folder, tensors), tensors)
-    with named_errors(folder.path, "weights"):
+    with name_errors(folder.path, "weights"):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder.path, local_files_only=True, trust_remote_code=False, dtype=dtype, output_loading_info=True,
             **_options(folder),

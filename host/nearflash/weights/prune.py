@@ -72,11 +72,11 @@ def prune(
     anything is changed; NonFiniteError while it runs, where activations are not finite.
     """
     layers = layers_with_linears(model)
-    layout = _checked(model, tokens, method, sparsity, pattern, layers)
-    return _pruned(model, layers, tokens, method, layout)
+    layout = _check_options(model, tokens, method, sparsity, pattern, layers)
+    return _prune(model, layers, tokens, method, layout)
 
 
-def _checked(
+def _check_options(
     model: Any, tokens: Tensor | None, method: str, sparsity: float, pattern: tuple[int, int] | None, layers: list[Any]
 ) -> _Layout:
     if method not in METHODS:
@@ -99,7 +99,7 @@ def _checked(
     return _Layout(1 - kept / group, kept, group)
 
 
-def _pruned(
+def _prune(
     model: Any, layers: list[nn.Module], tokens: Tensor | None, method: str, layout: _Layout
 ) -> Iterator[PrunedLayer]:
     training = model.training
@@ -109,7 +109,7 @@ def _pruned(
         given: list[list[dict[str, Any]]] = []
         if method != "magnitude":
             assert tokens is not None
-            hidden, given = _captured(model, layers, tokens)
+            hidden, given = _capture(model, layers, tokens)
         for number, layer in enumerate(layers):
             linears = linear_layers(model, layer)
             start = time.perf_counter()
@@ -126,7 +126,7 @@ def _pruned(
 
 
 @torch.no_grad()
-def _captured(model: Any, layers: list[nn.Module], tokens: Tensor) -> tuple[list[Tensor], list[list[dict[str, Any]]]]:
+def _capture(model: Any, layers: list[nn.Module], tokens: Tensor) -> tuple[list[Tensor], list[list[dict[str, Any]]]]:
     """The hidden states (1, length, d) that go into the first layer, and what each layer is given beside them."""
     hidden: list[Tensor] = []
     given: list[list[dict[str, Any]]] = []

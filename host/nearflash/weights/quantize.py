@@ -58,10 +58,10 @@ def quantize(matrix: NDArray[Any], bits: int, *, present: NDArray[np.bool_] | No
     wide = _wide(found, output)
     if not np.isfinite(wide[present]).all():
         raise NonFiniteError("matrix must be finite, not NaN or infinite: no scale can hold such a value")
-    return _quantized(wide, present, _BITS[bits], output)
+    return _quantize(wide, present, _BITS[bits], output)
 
 
-def _quantized(
+def _quantize(
     values: NDArray[np.float32], present: NDArray[np.bool_], element: ElementFormat, output: ElementFormat
 ) -> QuantizedMatrix:
     (rows, columns), top = values.shape, np.float32((1 << element.number_format.bits) - 1)

@@ -88,21 +88,21 @@ class Source:
             for piece in self.pieces:
                 piece.read_into(parameter)
             return
-        parameter.copy_(self._converted([_dense(piece.tensor).to(self.dtype) for piece in self.pieces]))
+        parameter.copy_(self._convert([_dense(piece.tensor).to(self.dtype) for piece in self.pieces]))
 
-    def checked(self) -> "Source":
+    def check(self) -> "Source":
         """Itself. Raises WeightsError where the conversion of its pieces gives another shape than the parameter's."""
         shapes = [torch.empty(piece.tensor.shape, dtype=self.dtype, device="meta") for piece in self.pieces]
         error = self.pieces[0].tensor.error
         try:
-            shape = tuple(self._converted(shapes).shape)
+            shape = tuple(self._convert(shapes).shape)
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as reason:
             raise error(f"transformers cannot convert it to {self.name!r} ({reason})") from reason
         if shape != self.shape:
             raise error(f"the shape of {self.name!r}, made of it, must be {self.shape}, as the model's, not {shape}")
         return self
 
-    def _converted(self, values: Sequence[Tensor]) -> Tensor:
+    def _convert(self, values: Sequence[Tensor]) -> Tensor:
         """What transformers' converter makes of the pieces."""
         made: dict[str, Any] = {}
         for pattern, value in zip(self.patterns, values, strict=True):
@@ -115,7 +115,7 @@ class Source:
         value = made[self.target] if self.target in made else next(iter(made.values()))
         return value[0] if isinstance(value, list) else value
 
-    def kept(self) -> "Source":
+    def keep(self) -> "Source":
         """The same with all its stored bytes read already."""
         pieces = [
             piece if isinstance(piece.tensor, KeptTensor) else replace(piece, tensor=KeptTensor(piece.tensor))
@@ -153,7 +153,7 @@ def sources_of(model: Any, tensors: Mapping[str, WeightsTensor]) -> dict[str, So
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
     expected = model.state_dict()
-    found = _collected(model, tensors, conversions, expected)
+    found = _collect(model, tensors, conversions, expected)
     _follow_ties(model, found)
     _check_left_over(model, found, expected)
     sources: dict[str, Source] = {}
@@ -165,7 +165,7 @@ def sources_of(model: Any, tensors: Mapping[str, WeightsTensor]) -> dict[str, So
     return {name: sources[name] for name in expected if name in sources}
 
 
-def _collected(
+def _collect(
     model: Any, tensors: Mapping[str, WeightsTensor], conversions: Iterable[Any], expected: Mapping[str, Tensor]
 ) -> _Found:
     """The stored tensors by the name that transformers gives them."""
@@ -248,7 +248,7 @@ def _sources(
     kinds = [type(operation) for operation in converter.operations]
     plain = kinds == [MergeModulelist] or (kinds == [MergeModulelist, Concatenate] and converter.operations[1].dim == 1)
     if plain and converter.operations[0].dim == 0:
-        return {name: Source(name, shape, dtype, tuple(_placed(shape, found, converter)))}
+        return {name: Source(name, shape, dtype, tuple(_place_experts(shape, found, converter)))}
     patterns, pieces = tuple(str(pattern) for pattern, _ in found), tuple(Piece(tensor) for _, tensor in found)
     several = len(converter.target_patterns) > 1
     made = {}
@@ -257,7 +257,7 @@ def _sources(
         if own in expected:
             shape, dtype = tuple(expected[own].shape), expected[own].dtype
             source = Source(own, shape, dtype, pieces, converter, patterns, target if several else "", config)
-            made[own] = source.checked()
+            made[own] = source.check()
     return made
 
 
@@ -270,7 +270,7 @@ def _check_dtype(tensor: WeightsTensor, dtype: torch.dtype) -> None:
         )
 
 
-def _placed(
+def _place_experts(
     shape: tuple[int, ...], found: list[tuple[str | None, WeightsTensor]], converter: WeightConverter
 ) -> Iterator[Piece]:
     """Tensors of single experts, one after another along the second dimension for each."""

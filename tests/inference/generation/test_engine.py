@@ -20,7 +20,7 @@ def test_counters_count_and_start_at_zero_again():
     counters = EngineCounters()
     for size in (3, 4):
         counters.count("token", size)
-    with pytest.raises(OSError), counters.timed("attend"):
+    with pytest.raises(OSError), counters.time_phase("attend"):
         raise OSError
     taken = counters.take()
     assert taken.flash_bytes == {"token": 7} and taken.seconds["attend"] >= 0 and counters == EngineCounters()

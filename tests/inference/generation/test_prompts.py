@@ -16,7 +16,7 @@ from nearflash.inference import AttentionPolicy, open_engine
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.commands.console import read_prompts
 from nearflash.inference.generate import generate
-from nearflash.inference.prompts import encode_text, left_padded, position_limit, prompt_rows
+from nearflash.inference.prompts import encode_text, pad_left, position_limit, prompt_rows
 from nearflash.inference.session import Session
 from nearflash.offload import generate as offloaded
 from nearflash.offload.__main__ import _prompts as prompts_of_file
@@ -103,7 +103,7 @@ def test_what_is_no_prompt_is_rejected(tokenizer, prompts, message):
 
 
 def test_padding_is_on_the_left():
-    batch = left_padded(IDS, 3, "cpu")
+    batch = pad_left(IDS, 3, "cpu")
     assert batch["input_ids"].tolist() == [[5, 6, 7], [3, 8, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
 

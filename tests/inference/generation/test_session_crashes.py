@@ -10,7 +10,7 @@ from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.kv import KvLayout, KvShape, KvStore, kept_store
+from nearflash.storage.kv import KvLayout, KvShape, KvStore, open_kept_store
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 from nearflash.storage.kv.sequence import Tags
 from nearflash.storage.kv.stage import Stage
@@ -29,7 +29,7 @@ def model(doclm):
 @pytest.fixture
 def opened(tmp_path):
     def open_(name="kv", blocks=14):
-        store = kept_store(tmp_path / name, SHAPE, LAYOUT, FlashGeometry(4096, 64, 1, 1, blocks), direct=False)
+        store = open_kept_store(tmp_path / name, SHAPE, LAYOUT, FlashGeometry(4096, 64, 1, 1, blocks), direct=False)
         return CpuEngine(store, AttentionPolicy(), first_head=0, name="cpu")
 
     open_.path = tmp_path / "kv"

@@ -16,7 +16,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import ShapeError
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import sparse_attention
-from nearflash.inference.sparse.index import indexed_keys
+from nearflash.inference.sparse.index import index_keys
 from nearflash.inference.sparse.traffic import dense_bytes, flash_reads
 from nearflash.model.attention.head import attend_repeated
 from nearflash.model.attention.memory.index import quantise
@@ -130,7 +130,7 @@ def test_the_index_is_the_models(form):
     rng = np.random.default_rng(3)
     k = (rng.standard_normal((2, 300, 16)) * 2.0 ** rng.integers(-12, 4, 16)).astype(np.float16)
     k[0, :, 3] = 0.5  # a row without a scale
-    own = indexed_keys(torch.from_numpy(k), 128, form).numpy()
+    own = index_keys(torch.from_numpy(k), 128, form).numpy()
     for head in range(2):
         for start in (0, 128):
             block = quantise(k[head, start : start + 128], form)

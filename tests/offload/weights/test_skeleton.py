@@ -43,14 +43,14 @@ def test_fused_experts_come_from_tensors_of_single_ones(saved, family):
     assert any(".experts.3." in name for name in open_checkpoint(folder)), "as published checkpoints have them"
     fused = [s for n, s in open_skeleton(folder).layer_sources[1].items() if n.endswith("experts.gate_up_proj")]
     assert len(fused) == 1 and fused[0].experts == 8 and len(fused[0].pieces) == 16
-    assert fused[0].kept().experts == 8
+    assert fused[0].keep().experts == 8
 
 
 def test_kept_sources_need_no_file(saved, tmp_path):
     _, model = saved("mixtral")
     model.save_pretrained(tmp_path)
     skeleton = open_skeleton(tmp_path)
-    kept = {name: source.kept() for name, source in skeleton.layer_sources[2].items()}
+    kept = {name: source.keep() for name, source in skeleton.layer_sources[2].items()}
     (tmp_path / "model.safetensors").unlink()
     for name, source in kept.items():
         value = torch.empty(source.shape)

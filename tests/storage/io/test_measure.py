@@ -7,7 +7,7 @@ from nearflash.storage.io import measure
 from nearflash.storage.io.backend import PositionalBackend
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.measure import Rate, measure_drive, measure_random, report
-from nearflash.storage.io.profile import known_profile
+from nearflash.storage.io.profile import find_profile
 
 
 class Counting(PositionalBackend):
@@ -72,7 +72,7 @@ def test_devices_measure(tmp_path, capsys, monkeypatch):
     *_, random, kept = capsys.readouterr().out.splitlines()
     assert random == "fastest random: 4 KiB, 32 in flight, 0.50 GB/s"
     assert kept == f"kept in {state / 'nearflash' / 'drives.json'}"
-    assert known_profile(tmp_path).rates == (*rates, Rate("random", 4096, 32, 0.5, 0.5, 0.5))
+    assert find_profile(tmp_path).rates == (*rates, Rate("random", 4096, 32, 0.5, 0.5, 0.5))
 
 
 def test_no_such_folder(tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.measure import Rate
-from nearflash.storage.io.profile import DriveProfile, keep_profile, known_profile
+from nearflash.storage.io.profile import DriveProfile, find_profile, keep_profile
 
 RATES = (
     Rate("read", 1 << 20, 2, 3.0, 2.5, 3.5), Rate("random", 4096, 1, 0.05, 0.04, 0.06),
@@ -21,11 +21,11 @@ def file(tmp_path):
 
 
 def test_kept_rates_are_found_by_any_folder_of_the_drive(tmp_path, file):
-    assert known_profile(tmp_path, file) is None
+    assert find_profile(tmp_path, file) is None
     assert keep_profile(tmp_path, [Rate("read", 4096, 1, 1.0, 1.0, 1.0)], "2026-01-01", file) == file
     keep_profile(tmp_path, RATES, "2026-02-03", file)
     (tmp_path / "inside").mkdir()
-    assert known_profile(tmp_path / "inside", file) == DriveProfile("2026-02-03", RATES)
+    assert find_profile(tmp_path / "inside", file) == DriveProfile("2026-02-03", RATES)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(json.loads(file.read_text())["drives"]) == 1 and len(list(file.parent.iterdir())) == 1
 
@@ -58,7 +58,7 @@ def test_damaged_files_are_named(tmp_path, file, change, message):
     change(body)
     file.write_text(json.dumps(body))
     with pytest.raises(StateError, match=rf"the drives' rates in .*drives\.json.*{message}"):
-        known_profile(tmp_path, file)
+        find_profile(tmp_path, file)
     with pytest.raises(StateError):
         keep_profile(tmp_path, RATES, "2026-02-03", file)
 
@@ -71,6 +71,6 @@ def test_what_is_no_json_and_places_that_cannot_be(tmp_path, file):
     file.parent.mkdir()
     file.write_text("{")
     with pytest.raises(StateError, match="must be a readable JSON file"):
-        known_profile(tmp_path, file)
+        find_profile(tmp_path, file)
     with pytest.raises(StateError, match="must be writable to keep the drive's rates"):
         keep_profile(tmp_path, RATES, "2026-02-03", file / "below")

@@ -11,7 +11,7 @@ from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.io.direct import DirectFile
-from nearflash.storage.kv import KvLayout, KvShape, kept_store
+from nearflash.storage.kv import KvLayout, KvShape, open_kept_store
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 
 SHAPE = KvShape(layers=2, kv_heads=1, dim=32)
@@ -22,7 +22,7 @@ LAYOUT = KvLayout(16, True, 64, IndexFormat.INT4, 4096)
 def reopen(tmp_path):
     """Opens the one store of the test, again and again."""
     geometry = FlashGeometry(4096, 8, 1, 1, 12)
-    return lambda **options: kept_store(tmp_path / "kv", SHAPE, LAYOUT, geometry, direct=False, **options)
+    return lambda **options: open_kept_store(tmp_path / "kv", SHAPE, LAYOUT, geometry, direct=False, **options)
 
 
 def grow(store, sequence, tokens, seed=0):
@@ -211,7 +211,7 @@ def test_a_file_that_is_linked_to_has_one_journal(reopen, tmp_path):
     link = tmp_path / "elsewhere" / "link"
     link.symlink_to(tmp_path / "kv")
     assert journal_path(link) == journal_path(tmp_path / "kv")
-    with kept_store(link, SHAPE, LAYOUT, FlashGeometry(4096, 8, 1, 1, 12), direct=False) as store:
+    with open_kept_store(link, SHAPE, LAYOUT, FlashGeometry(4096, 8, 1, 1, 12), direct=False) as store:
         grow(store, sequence, 20)
     with reopen() as store:
         assert store.lengths == {sequence: 20}

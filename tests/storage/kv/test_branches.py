@@ -10,7 +10,7 @@ from nearflash.abi.errors import StateError
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.kv import KvLayout, KvShape, kept_store
+from nearflash.storage.kv import KvLayout, KvShape, open_kept_store
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 
 SHAPE = KvShape(layers=2, kv_heads=1, dim=32)
@@ -20,7 +20,7 @@ SECTOR_BYTES = 512
 
 
 def opened(path, **options):
-    return kept_store(path, SHAPE, LAYOUT, GEOMETRY, direct=False, **options)
+    return open_kept_store(path, SHAPE, LAYOUT, GEOMETRY, direct=False, **options)
 
 
 def grow(store, sequence, kv):

@@ -15,7 +15,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.kv import KvLayout, KvShape, KvStore, kept_layout, kept_store
+from nearflash.storage.kv import KvLayout, KvShape, KvStore, open_kept_store, read_kept_layout
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 from nearflash.storage.kv.recovery import FoundPages
 from nearflash.storage.kv.stage import Stage
@@ -34,7 +34,7 @@ def reopen(request, tmp_path):
     """Opens the one store of the test, again and again."""
 
     def open_(**options):
-        return kept_store(tmp_path / "kv", SHAPE, layout_of(request.param), GEOMETRY, **options)
+        return open_kept_store(tmp_path / "kv", SHAPE, layout_of(request.param), GEOMETRY, **options)
 
     open_.path = tmp_path / "kv"
     return open_
@@ -193,7 +193,7 @@ def test_a_collection_that_was_cut_off_leaves_a_block_to_go_on_with(tmp_path, dr
     kv, other = draw(1, 300), draw(2, 300)
 
     def reopen():
-        return kept_store(tmp_path / "kv", SHAPE, layout_of(), geometry)
+        return open_kept_store(tmp_path / "kv", SHAPE, layout_of(), geometry)
 
     class Cut(Exception):
         pass
@@ -310,7 +310,7 @@ def line(body):
         ({"sequence": 0, "token_tags": [[0, 0], [0, 1]], "index_tags": [[0, 0]]}, "rising"),
         ({"sequence": 0, "token_tags": [], "index_tags": [[0, 0]]}, "rising"),
         ({"sequence": 0, "token_tags": [[0, -1]], "index_tags": [[0, 0]]}, "integers"),
-        ({"sequence": 0, "info": []}, "an object"),
+        ({"sequence": 0, "info": []}, "a table as info"),
         ({"sequence": 0, "partial": [1]}, "tokens, number"),
         ({"sequence": 0, "partial": [-1, 2]}, "integers"),
         ({"sequence": 0, "partial": "1"}, "partial"),
@@ -339,12 +339,12 @@ def test_other_stores_shapes_layouts_and_files_are_rejected(reopen, tmp_path):
         with pytest.raises(StateError, match="in use"):
             reopen()
     other = tmp_path / "other"
-    kept_store(other, SHAPE, layout, GEOMETRY).close()
+    open_kept_store(other, SHAPE, layout, GEOMETRY).close()
     with pytest.raises(StateError, match="another model's or policy's"):
-        kept_store(reopen.path, KvShape(2, 3, 64), layout, GEOMETRY)
+        open_kept_store(reopen.path, KvShape(2, 3, 64), layout, GEOMETRY)
     with pytest.raises(StateError, match="another model's or policy's"):
-        kept_store(reopen.path, SHAPE, layout_of(not layout.interleaved), GEOMETRY)
-    assert kept_layout(reopen.path) == layout and kept_layout(tmp_path / "none") is None
+        open_kept_store(reopen.path, SHAPE, layout_of(not layout.interleaved), GEOMETRY)
+    assert read_kept_layout(reopen.path) == layout and read_kept_layout(tmp_path / "none") is None
     journal_path(reopen.path).write_bytes(journal_path(other).read_bytes())
     with pytest.raises(StateError, match="keep the two files together"):
         reopen()
@@ -357,7 +357,7 @@ def test_other_stores_shapes_layouts_and_files_are_rejected(reopen, tmp_path):
     plain = tmp_path / "plain"
     KvStore(FileFlash.create(plain, GEOMETRY), SHAPE, layout).close()
     with pytest.raises(StateError, match="keeps its sequences"):
-        kept_store(plain, SHAPE, layout, GEOMETRY)
+        open_kept_store(plain, SHAPE, layout, GEOMETRY)
 
 
 def test_notes_need_a_journal_and_a_sequence(reopen, make_store):
@@ -456,6 +456,6 @@ def test_what_a_crash_in_its_making_leaves_is_made_again(reopen, content):
     """Zeros, and a journal without sequences: it was refused for ever."""
     reopen.path.write_bytes(content)
     SequenceJournal.create(journal_path(reopen.path), "0" * 32).close(None)
-    assert kept_layout(reopen.path) is None
+    assert read_kept_layout(reopen.path) is None
     with reopen() as store:
         assert not store.lengths

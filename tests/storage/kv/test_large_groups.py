@@ -7,7 +7,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.kv import KvLayout, KvShape, KvStore, kept_store
+from nearflash.storage.kv import KvLayout, KvShape, KvStore, open_kept_store
 
 SHAPE = KvShape(layers=2, kv_heads=2, dim=32)
 LAYOUTS = {
@@ -19,7 +19,7 @@ TOKENS = 1500
 
 def opened(path, layout):
     geometry = FlashGeometry(layout.page_bytes, 16, 1, 2, 24)
-    return kept_store(path, SHAPE, layout, geometry, direct=False, buffer_bytes=8 * layout.page_bytes)
+    return open_kept_store(path, SHAPE, layout, geometry, direct=False, buffer_bytes=8 * layout.page_bytes)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -5,7 +5,7 @@ import pytest
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.kv import KvLayout, KvShape, kept_store
+from nearflash.storage.kv import KvLayout, KvShape, open_kept_store
 from nearflash.storage.kv.journal import journal_path
 
 SHAPE = KvShape(layers=1, kv_heads=1, dim=32)
@@ -13,7 +13,7 @@ LAYOUT = KvLayout(16, True, 64, IndexFormat.INT4, 4096)
 
 
 def opened(path):
-    return kept_store(path, SHAPE, LAYOUT, FlashGeometry(4096, 16, 1, 1, 16), direct=False)
+    return open_kept_store(path, SHAPE, LAYOUT, FlashGeometry(4096, 16, 1, 1, 16), direct=False)
 
 
 def grow(store, sequence, tokens, value):

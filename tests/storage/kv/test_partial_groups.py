@@ -10,7 +10,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.cli.main import main
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.kv import KvLayout, KvShape, kept_store
+from nearflash.storage.kv import KvLayout, KvShape, open_kept_store
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 from nearflash.storage.kv.statistics import Cause
 
@@ -23,7 +23,7 @@ def reopen(request, tmp_path):
     layout = KvLayout(16, request.param, 64, IndexFormat.INT4, 4096)
 
     def open_(blocks=64, **options):
-        return kept_store(tmp_path / "kv", SHAPE, layout, FlashGeometry(4096, 16, 1, 1, blocks), **options)
+        return open_kept_store(tmp_path / "kv", SHAPE, layout, FlashGeometry(4096, 16, 1, 1, blocks), **options)
 
     open_.path = tmp_path / "kv"
     return open_

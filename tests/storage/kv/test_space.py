@@ -74,4 +74,4 @@ def test_room_for_what_fits_all_blocks_but_one(space):
 def test_blocks_read_often(space):
     fill(space, PageKind.TOKEN, 1, 5)
     space.reads[[1, 3, 5]] = 11, 10, 99
-    assert space.disturbed(10) == [1]
+    assert space.find_disturbed(10) == [1]

@@ -6,7 +6,7 @@ import pytest
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage import Manifest, StateStore
 from nearflash.storage.state import state_file
-from nearflash.storage.state.carry import carried
+from nearflash.storage.state.carry import carry_over
 from nearflash.storage.state.manifest import StateArray
 from nearflash.storage.state.state_file import StateFile
 
@@ -44,11 +44,11 @@ def parts(store):
 
 
 def fill_of_new(store):
-    return carried(store, NEW, lambda extent, out: out.fill(7.0))
+    return carry_over(store, NEW, lambda extent, out: out.fill(7.0))
 
 
 def replace(store, small, steps=(0, 3, 3, 0, 0)):
-    return store.replaced(NEW, fill_of_new(store), store.stamp, steps, {"more": (1,)})
+    return store.replace(NEW, fill_of_new(store), store.stamp, steps, {"more": (1,)})
 
 
 def test_tensors_are_carried(paths, small):

@@ -9,7 +9,7 @@ import torch
 
 from nearflash.abi.errors import FormatError, StateError
 from nearflash.storage import StateStore
-from nearflash.storage.state.metadata import METADATA_BYTES, TAG, decoded_metadata, encoded_metadata
+from nearflash.storage.state.metadata import METADATA_BYTES, TAG, decode_metadata, encode_metadata
 
 VALUES = [
     {2: 1, 4: 1},
@@ -43,7 +43,7 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_values_come_back_equal(value):
-    found = decoded_metadata(encoded_metadata({"value": value}))["value"]
+    found = decode_metadata(encode_metadata({"value": value}))["value"]
     wanted = dict(value) if isinstance(value, OrderedDict) else value
     assert type(found) is type(wanted) and repr(found) == repr(wanted)
     assert bool(np.all(found == wanted))
@@ -82,12 +82,12 @@ def circle():
 )
 def test_what_would_not_come_back_is_refused(value, message):
     with pytest.raises(FormatError, match=message):
-        encoded_metadata({"x": value})
+        encode_metadata({"x": value})
     with pytest.raises(FormatError, match="must be a dict"):
-        encoded_metadata([1])
+        encode_metadata([1])
 
 
 @pytest.mark.parametrize("body", [{TAG: ["list", []]}, {TAG: 3}, {"a": {TAG: ["dict", [1]]}}, {TAG: ["tuple", [1]]}])
 def test_forged_tags_are_refused(body):
     with pytest.raises(StateError, match="metadata of a state must be"):
-        decoded_metadata(body)
+        decode_metadata(body)

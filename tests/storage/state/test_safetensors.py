@@ -14,7 +14,7 @@ from nearflash.storage.state import safetensors as files  # noqa: E402
 from nearflash.storage.state.safetensors import (  # noqa: E402
     StoredTensor,
     TensorFile,
-    checked_header,
+    encode_header,
     new_file,
     tensors_header,
     write_tensors,
@@ -77,7 +77,7 @@ def test_a_file_that_is_cut_after_it_was_opened_is_an_error(path):
 @pytest.mark.parametrize("offsets", [[[0, 4], [0, 4]], [[0, 4], [5, 9]], [[4, 8], [0, 5]], [[0, 4.0], [4, 8]]])
 def test_tensors_that_share_bytes_or_leave_some_out(tmp_path, offsets):
     each = {f"x{n}": {"dtype": "F32", "shape": [1], "data_offsets": own} for n, own in enumerate(offsets)}
-    header = checked_header(each)
+    header = encode_header(each)
     (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(StateError, match="must begin behind the tensor before it and have the bytes of its shape"):
         TensorFile(tmp_path / "file")
@@ -100,7 +100,7 @@ def test_a_header_of_ten_to_the_twelve_bytes_and_a_pipe(tmp_path):
 
 
 def test_a_format_that_is_not_known_here_is_listed(tmp_path):
-    header = checked_header({"x": {"dtype": "F8_E4M3", "shape": [3], "data_offsets": [0, 3]}})
+    header = encode_header({"x": {"dtype": "F8_E4M3", "shape": [3], "data_offsets": [0, 3]}})
     (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
     file = TensorFile(tmp_path / "file")
     assert file.tensors["x"].dtype == "F8_E4M3" and file.read("x", 0, 3).tobytes() == b"abc"

@@ -34,7 +34,7 @@ from nearflash.inference.models import kv_shape, load_model
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
 from nearflash.inference.setup import drive_profile, open_engine
-from nearflash.storage.kv import kept_layout
+from nearflash.storage.kv import read_kept_layout
 from nearflash.storage.kv.journal import journal_path
 from nearflash.weights.pretrained import SMOLLM2
 
@@ -81,7 +81,7 @@ class _Chat:
     def engine(self, model: Any, path: Path) -> tuple[Engine, str]:
         """The engine that keeps its sequences in the file `path`, and what it attends by."""
         shape, profile = kv_shape(model), drive_profile(path)
-        stored = kept_layout(path)
+        stored = read_kept_layout(path)
         policy, layout, sentence = choose_policy(
             model.config, shape, self.room_tokens, stored=stored, profile=profile, cache_bytes=_CACHE_BYTES,
             model=model,

@@ -102,7 +102,7 @@ class FullKvEngine(Engine):
             raise UnsupportedError("attention of the bench must be of one token, without softcap and sinks")
         scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
         read = self._kept[layer] if layer in self._kept else self._read(layer)
-        with self._counters.timed("attend"), torch.no_grad():
+        with self._counters.time_phase("attend"), torch.no_grad():
             kv = torch.from_numpy(self._view(read))
             heads = range(self._kv_shape[2])
             outs = [
@@ -125,7 +125,7 @@ class FullKvEngine(Engine):
 
     def _read(self, layer: int) -> NDArray[np.uint8]:
         """A layer from disk; the next one that is not in memory is on its way then."""
-        with self._counters.timed("read"):
+        with self._counters.time_phase("read"):
             if self._ahead is None or self._ahead[0] != layer:
                 self._begin(layer)
             assert self._ahead is not None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nearflash.support.files import PUBLIC_MODE, replaced
+from nearflash.support.files import PUBLIC_MODE, replace_file
 
 __all__ = ["breakdown", "main"]
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         [f"{name}, beside the rest" if name == READ else name for name in colours],
         loc="outside lower center", ncols=len(colours), fontsize=7,
     )  # fmt: skip
-    with replaced(Path(image_path), mode=PUBLIC_MODE) as out:
+    with replace_file(Path(image_path), mode=PUBLIC_MODE) as out:
         figure.savefig(out, format="png", dpi=90)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nearflash.support.files import PUBLIC_MODE, replaced
+from nearflash.support.files import PUBLIC_MODE, replace_file
 
 __all__ = ["main", "points"]
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         axis.axhline(0, color="0.7", linewidth=0.8)
         axis.set(title=model, xlabel="flash bytes / dense", ylabel="ΔNLL, %", xlim=(0, 0.5), yscale="symlog")
         axis.legend(fontsize=7)
-    with replaced(Path(image_path), mode=PUBLIC_MODE) as out:
+    with replace_file(Path(image_path), mode=PUBLIC_MODE) as out:
         figure.savefig(out, format="png", dpi=90)
 
 

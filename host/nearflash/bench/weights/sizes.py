@@ -22,7 +22,7 @@ from nearflash.bench.inference.texts import manual_text
 from nearflash.offload.cache.groups import decode, encode
 from nearflash.weights import expand, open_checkpoint
 from nearflash.weights.convert import Written, linear_weights, write_model
-from nearflash.weights.perplexity import held_out, perplexity, windows
+from nearflash.weights.perplexity import hold_out, perplexity, windows
 from nearflash.weights.pretrained import DTYPES, load_pretrained, token_ids
 from nearflash.weights.prune import prune
 
@@ -96,7 +96,7 @@ def measure(name: str, settings: Settings) -> Iterator[dict[str, Any]]:
     dense = {each: model.get_parameter(each).clone() for each in names}
     texts = [token_ids(tokenizer, file) for file in settings.texts]
     texts = texts or [tokenizer(manual_text(), verbose=False)["input_ids"]]
-    calibration, others = held_out(windows(texts, _TOKENS), settings.windows)
+    calibration, others = hold_out(windows(texts, _TOKENS), settings.windows)
     others = others[:_HELD_OUT_WINDOWS]
     for pruning, options in PRUNINGS.items():
         formats = [each for each in settings.formats if (pruning == "none") == each.startswith("int")]

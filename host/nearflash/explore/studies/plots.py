@@ -10,7 +10,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.explore.outcome import Outcome
-from nearflash.support.files import PUBLIC_MODE, replaced
+from nearflash.support.files import PUBLIC_MODE, replace_file
 
 __all__ = ["bars", "curves", "errors_plot", "heat_map", "save", "svg"]
 
@@ -27,7 +27,7 @@ def save(figure: Any, path: Path) -> None:
     """A PNG, or what the name's ending states. Raises CommandError for an ending that is no picture's."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise CommandError(f"picture must end with .png, .svg or .pdf, not {path.name!r}")
-    with replaced(path, mode=PUBLIC_MODE) as out:
+    with replace_file(path, mode=PUBLIC_MODE) as out:
         figure.savefig(out, format=path.suffix[1:], dpi=144)
 
 

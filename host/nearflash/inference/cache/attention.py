@@ -15,7 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.decoder import check_decoder
-from nearflash.inference.cache.guard import guarded
+from nearflash.inference.cache.guard import guard
 
 __all__ = ["NAME", "attach", "near_storage_attention"]
 
@@ -62,7 +62,7 @@ def attach(model: Any) -> Any:
         raise UnsupportedError("model must be attached before torch.compile, and called uncompiled with KV on flash")
     check_decoder(model)
     model.set_attn_implementation(NAME)
-    return guarded(model)
+    return guard(model)
 
 
 def _check_flash_layer(module: torch.nn.Module, options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.inference.cache.batch import StoredBatch
 from nearflash.inference.cache.decoder import check_all_layers, flash_layers, own_layer
-from nearflash.inference.cache.guard import replaced_cache
+from nearflash.inference.cache.guard import cache_error
 from nearflash.inference.cache.layer import FlashLayer
 from nearflash.inference.cache.masks import Columns
 from nearflash.inference.engines.base import Engine
@@ -127,7 +127,7 @@ class NearflashCache(StoredBatch, Cache):
         """
         held = {self._columns.shape[1], *(layer.length for layer in self.layers if isinstance(layer, FlashLayer))}
         if len(held) > 1 or min(held) < columns:
-            raise replaced_cache(f"it has {' and '.join(map(str, sorted(held)))} of {columns} tokens")
+            raise cache_error(f"it has {' and '.join(map(str, sorted(held)))} of {columns} tokens")
 
     def __enter__(self) -> Self:
         return self

@@ -7,24 +7,24 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError, UnsupportedError
 
-__all__ = ["guarded", "replaced_cache"]
+__all__ = ["cache_error", "guard"]
 
 
-def guarded(model: Any) -> Any:
+def guard(model: Any) -> Any:
     """The model, whose generate raises UnsupportedError at the step at which it would leave a cache that keeps K and V
     itself (`keeps_kv`), and CommandError where it is to compute without that cache, or nothing behind what it holds.
     """
     prepare = getattr(type(model), "prepare_inputs_for_generation", None)
     if prepare is not None:
-        model.prepare_inputs_for_generation = MethodType(_checked(prepare), model)
+        model.prepare_inputs_for_generation = MethodType(_check_calls(prepare), model)
     return model
 
 
-def _checked(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def _check_calls(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """Of the same signature, which transformers reads, and name, by which copies and pickles find theirs."""
 
     @wraps(prepare)
-    def checked(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def check_and_prepare(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
         cache: Any = kwargs.get("past_key_values")
         if not getattr(cache, "keeps_kv", False):
             return prepare(self, input_ids, *args, **kwargs)
@@ -35,12 +35,12 @@ def _checked(prepare: Callable[..., Any]) -> Callable[..., Any]:
             raise CommandError(f"input_ids must go on behind the {held} tokens that the cache holds: reset it first")
         inputs = prepare(self, input_ids, *args, **kwargs)
         if inputs.get("past_key_values") is not cache and held:
-            raise replaced_cache(f"after {held} tokens it computes all again, for another one in memory")
+            raise cache_error(f"after {held} tokens it computes all again, for another one in memory")
         inputs["past_key_values"] = cache
         _check_new_tokens(held, kwargs.get("attention_mask"), inputs)
         return inputs
 
-    return checked
+    return check_and_prepare
 
 
 def _check_new_tokens(held: int, mask: Any, inputs: Any) -> None:
@@ -61,7 +61,7 @@ def _check_new_tokens(held: int, mask: Any, inputs: Any) -> None:
         )
 
 
-def replaced_cache(why: str) -> UnsupportedError:
+def cache_error(why: str) -> UnsupportedError:
     """The error of a model that does not keep to its cache."""
     return UnsupportedError(
         f"model must keep to the cache that it is given, but {why}: stay below the length at which it changes its "

@@ -14,7 +14,7 @@ from nearflash.inference.cache.batch import StoredBatch
 from nearflash.inference.cache.masks import Columns
 from nearflash.inference.engines.cpu.kernels import are_finite
 
-__all__ = ["FlashLayer", "NewTokens", "unsupported"]
+__all__ = ["FlashLayer", "NewTokens", "usage_error"]
 
 
 class NewTokens:
@@ -33,7 +33,7 @@ class NewTokens:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        raise unsupported(f"another attention function (it asks for {name!r})", "use nearflash.inference.attach(model)")
+        raise usage_error(f"another attention function (it asks for {name!r})", "use nearflash.inference.attach(model)")
 
     def append_in_background(self, kept: NDArray[np.bool_] | None) -> None:
         """Append beside the computation. `kept` (batch, t): tokens that are no padding; None: all."""
@@ -134,7 +134,7 @@ class FlashLayer(CacheLayerMixin):
         if torch.compiler.is_compiling():
             _refuse_compilation()
         if self.waiting is not None:
-            raise unsupported("another attention function", "use nearflash.inference.attach(model)")
+            raise usage_error("another attention function", "use nearflash.inference.attach(model)")
         new, before = key_states.shape[-2], self.length
         self.is_initialized = True
         self.length += new
@@ -174,7 +174,7 @@ class FlashLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Unsupported for one layer."""
-        raise unsupported("a reset of one layer", "reset the cache")
+        raise usage_error("a reset of one layer", "reset the cache")
 
     def crop(self, tokens_to_remove: int) -> None:
         """Count fewer columns; the cache crops its sequences, all layers at once."""
@@ -191,14 +191,14 @@ class FlashLayer(CacheLayerMixin):
         """Nothing: rows are the cache's."""
 
 
-def unsupported(what: str, advice: str) -> UnsupportedError:
+def usage_error(what: str, advice: str) -> UnsupportedError:
     """The error of what KV on flash is not for, with what to do in its place."""
     return UnsupportedError(f"KV on flash must be used without {what}: {advice}")
 
 
 @torch.compiler.disable(reason="KV on flash must be used without torch.compile")
 def _refuse_compilation() -> None:
-    raise unsupported("torch.compile", "call the model itself")
+    raise usage_error("torch.compile", "call the model itself")
 
 
 def _as_query(out: NDArray[np.float32], query: Tensor) -> Tensor:

@@ -36,23 +36,23 @@ def read_mask(mask: Tensor | None, stored: NDArray[np.bool_], new: int, takes_ma
     batch, before = stored.shape
     if mask is None:
         if not stored.all():
-            raise _rejected("must be given again", "None: some columns are padding, which is not stored")
+            raise _mask_error("must be given again", "None: some columns are padding, which is not stored")
         return Columns(None)
     if mask.ndim != 4 or mask.shape[0] not in (1, batch) or tuple(mask.shape[2:]) != (new, before + new):
         wanted = f"of {batch} rows, {new} queries and {before + new} columns, those stored and the new ones"
-        raise _rejected(f"must be {wanted}", f"of shape {tuple(mask.shape)}")
+        raise _mask_error(f"must be {wanted}", f"of shape {tuple(mask.shape)}")
     if new == 1 and stored.all() and bool((mask if mask.dtype == torch.bool else mask == 0).all()):
         return Columns(None)  # most calls, on whatever device the mask is
-    seen = np.broadcast_to(_seen(mask), (batch, new, before + new))
+    seen = np.broadcast_to(_read_seen(mask), (batch, new, before + new))
     kept: NDArray[np.bool_] = np.asarray(seen[:, :, before:].any(axis=1))
     held = np.concatenate([stored, kept], axis=1)
     if (shown := (seen & ~held[:, None]).any(axis=(1, 2)).nonzero()[0]).size:
-        raise _rejected("must hide padding as before", f"show it in row {int(shown[0])}: it is not stored")
+        raise _mask_error("must hide padding as before", f"show it in row {int(shown[0])}: it is not stored")
     kept_or_all: NDArray[np.bool_] | None = None if kept.all() else kept
     if not before or _is_plain(seen, held, before):
         return Columns(kept_or_all)
     if not takes_masks:
-        raise _rejected(
+        raise _mask_error(
             "must show each token all before it on this engine", "hide some: attend with device cpu or cuda"
         )
     return Columns(kept_or_all, [one[:, columns] for one, columns in zip(seen, held, strict=True)])
@@ -70,18 +70,18 @@ def _is_plain(seen: NDArray[np.bool_], held: NDArray[np.bool_], before: int) -> 
     return bool(alike and (kept[:, -1] | ~held.any(axis=1)).all())
 
 
-def _seen(mask: Tensor) -> NDArray[np.bool_]:
+def _read_seen(mask: Tensor) -> NDArray[np.bool_]:
     """(batch, new, columns): what queries see."""
     seen = mask
     if mask.dtype != torch.bool:
         seen = mask == 0
         if not bool((seen | (mask <= _HIDES)).all()):
-            raise _rejected("must hide a column or show it", "add a bias to its score")
+            raise _mask_error("must hide a column or show it", "add a bias to its score")
     if not bool((seen == seen[:, :1]).all()):
-        raise _rejected("must be the same for all heads", "another one for some")
+        raise _mask_error("must be the same for all heads", "another one for some")
     found: NDArray[np.bool_] = seen[:, 0].cpu().numpy()
     return found
 
 
-def _rejected(rule: str, found: str) -> UnsupportedError:
+def _mask_error(rule: str, found: str) -> UnsupportedError:
     return UnsupportedError(f"attention_mask with KV on flash {rule}, not {found}")

@@ -24,7 +24,7 @@ from nearflash.inference.calibration.window import FlashUse, HeadWindow, Prefix
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.sparse.attention import approximate_logits, choose_tokens, scan_of
 from nearflash.storage.kv import KvLayout
-from nearflash.support.files import open_regular, replaced
+from nearflash.support.files import open_regular, replace_file
 
 __all__ = ["WINDOW", "Calibration", "score_dims_of"]
 
@@ -77,7 +77,7 @@ class Calibration:
         """Keep what was found, to go on from, durably; `key` says what it was found for. Raises OSError."""
         places = sorted(self._tables)
         tables = np.array([self._tables[place] for place in places])
-        with replaced(path) as out:
+        with replace_file(path) as out:
             np.savez(out, key=np.array(key), places=np.array(places), tables=tables)
 
     def resume(self, path: Path, key: str) -> bool:
@@ -179,16 +179,16 @@ class _GroupSums:
         weights = (scores.masked_fill_(hidden[:, None], -torch.inf) - scores.amax(dim=-1, keepdim=True)).exp()
         self._space = -len(k) % each
         self._each, self.count = each, (len(k) + self._space) // each
-        parts, values = self._grouped(weights), pad(v.float(), (0, 0, 0, self._space)).unflatten(0, (-1, each))
+        parts, values = self._group(weights), pad(v.float(), (0, 0, 0, self._space)).unflatten(0, (-1, each))
         self._weights, self._values = parts.sum(dim=-1), torch.einsum("pgen,end->pged", parts, values)
         self._mean = (v.double().cumsum(dim=0)[tokens - 1] / tokens.unsqueeze(-1)).float().unsqueeze(1)
 
     def attend(self, chosen: Tensor, probabilities: Tensor) -> Tensor:
         """(P, g, d) for groups chosen (P, groups), with approximate probabilities (P, g, S)."""
         taken = chosen.float()
-        alpha = torch.einsum("pge,pe->pg", self._grouped(probabilities).sum(dim=-1), taken).unsqueeze(-1)
+        alpha = torch.einsum("pge,pe->pg", self._group(probabilities).sum(dim=-1), taken).unsqueeze(-1)
         sums = torch.einsum("pge,pe->pg", self._weights, taken).unsqueeze(-1).clamp(min=_LEAST)
         return alpha * torch.einsum("pged,pe->pgd", self._values, taken) / sums + (1 - alpha) * self._mean
 
-    def _grouped(self, values: Tensor) -> Tensor:
+    def _group(self, values: Tensor) -> Tensor:
         return pad(values, (0, self._space)).unflatten(-1, (-1, self._each))

@@ -151,7 +151,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     from nearflash.inference.session import Session
     from nearflash.inference.settings import Caller
     from nearflash.inference.setup import CPU, check_gpu, drive_profile, is_gpu, open_engine
-    from nearflash.storage.kv import kept_layout
+    from nearflash.storage.kv import read_kept_layout
     from nearflash.weights.pretrained import silent_transformers
 
     on_gpu = is_gpu(arguments.device)
@@ -173,7 +173,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         sequences = len(prompts) * settings.num_beams
         if arguments.session is not None:
             tokens, path = arguments.session_tokens or model_positions(model.config), arguments.session
-            layout = kept_layout(path)
+            layout = read_kept_layout(path)
         if by_hand is None:
             chosen = choose_policy(
                 model.config, shape, tokens, arguments.policy or AUTO, stored=layout, sequences=sequences,

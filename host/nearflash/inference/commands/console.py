@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from nearflash.abi.errors import CommandError
 from nearflash.inference.policy.estimate import read_seconds
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-from nearflash.storage.io.profile import known_profile
+from nearflash.storage.io.profile import find_profile
 from nearflash.storage.kv import KvShape
 from nearflash.support.files import read_text
 
@@ -79,7 +79,7 @@ def estimate(shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: in
     )
     if kv_bytes < _NOTABLE_BYTES:
         return
-    profile = known_profile(folder) if folder.is_dir() else None
+    profile = find_profile(folder) if folder.is_dir() else None
     if profile is None:
         yield f"the drive's rates are not known: nearflash devices --measure {folder} keeps them for estimates"
         return

@@ -75,7 +75,7 @@ class CsdArray(Engine):
 
     def free(self, sequence: int) -> None:
         """Forget a sequence on every device that still works."""
-        numbers = self._known(sequence)
+        numbers = self._numbers_of(sequence)
         del self._numbers[sequence]
         self._torn.discard(sequence)
         for engine, number in zip(self.engines, numbers, strict=True):
@@ -104,7 +104,7 @@ class CsdArray(Engine):
 
     def crop(self, sequence: int, length: int) -> None:
         """See Engine.crop. A sequence that some devices rejected tokens of is whole again."""
-        numbers = self._known(sequence)
+        numbers = self._numbers_of(sequence)
         self._torn.add(sequence)
         self._each(lambda i: self.engines[i].crop(numbers[i], length))
         self._torn.discard(sequence)
@@ -188,9 +188,9 @@ class CsdArray(Engine):
             raise StateError(
                 f"sequence {sequence} must be cropped or freed: some devices hold tokens that others rejected"
             )
-        return self._known(sequence)
+        return self._numbers_of(sequence)
 
-    def _known(self, sequence: int) -> tuple[int, ...]:
+    def _numbers_of(self, sequence: int) -> tuple[int, ...]:
         if sequence not in self._numbers:
             raise CommandError(f"sequence must be one that was added and not freed, not {sequence!r}")
         return self._numbers[sequence]

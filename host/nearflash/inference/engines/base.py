@@ -19,7 +19,7 @@ __all__ = ["Engine", "EngineCounters"]
 
 @dataclass
 class EngineCounters:
-    """What an engine did since it was made. Several threads may `count` and be `timed`."""
+    """What an engine did since it was made. Several threads may `count` and time phases (`time_phase`)."""
 
     heads: int = 0
     """Heads attended: one for each sequence, layer and KV head of a call."""
@@ -30,7 +30,7 @@ class EngineCounters:
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def time_phase(self, phase: str) -> Iterator[None]:
         """Add the time of the block to a phase."""
         start = perf_counter()
         try:
@@ -51,12 +51,12 @@ class EngineCounters:
         return taken
 
     def __add__(self, other: "EngineCounters") -> "EngineCounters":
-        return self._joined(other, 1)
+        return self._combine(other, 1)
 
     def __sub__(self, earlier: "EngineCounters") -> "EngineCounters":
-        return self._joined(earlier, -1)
+        return self._combine(earlier, -1)
 
-    def _joined(self, other: "EngineCounters", sign: int) -> "EngineCounters":
+    def _combine(self, other: "EngineCounters", sign: int) -> "EngineCounters":
         kinds, phases = (self.flash_bytes | other.flash_bytes), (self.seconds | other.seconds)
         return EngineCounters(
             self.heads + sign * other.heads,

@@ -55,7 +55,7 @@ class StoreEngine(Engine):
 
     def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
         """See Engine.append."""
-        with self._lock, self._counters.timed("append"):
+        with self._lock, self._counters.time_phase("append"):
             self.store.append(sequence, layer, k, v)
 
     @property
@@ -105,7 +105,7 @@ class StoreEngine(Engine):
 
     def _read(self, kind: PageKind, pages: PageNumbers, keys: PageKeys) -> PageData:
         """Pages of the store, counted; threads may read at once."""
-        with self._counters.timed("read"):
+        with self._counters.time_phase("read"):
             read = self.store.read(pages, keys)
         self._counters.count(kind.name.lower(), len(pages) * self.store.layout.page_bytes)
         return read

@@ -21,7 +21,7 @@ from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import ShapeError
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-from nearflash.inference.sparse.index import indexed_keys
+from nearflash.inference.sparse.index import index_keys
 from nearflash.inference.sparse.selection import choose, logit_scales, top_dims
 from nearflash.storage.kv import KvLayout
 
@@ -149,7 +149,7 @@ def approximate_logits(q: Tensor, k: Tensor, tokens: Tensor, scan: Scan, scaling
     """
     dims = top_dims(q, scan.score_dims)
     part = q * logit_scales(q, dims, scaling).unsqueeze(-1) * dims.unsqueeze(2)
-    scores = _scores(part, indexed_keys(k, scan.block_tokens, scan.form))
+    scores = _scores(part, index_keys(k, scan.block_tokens, scan.form))
     place = torch.arange(k.shape[1], device=k.device)
     covered = tokens // scan.block_tokens * scan.block_tokens
     first, hidden = int(covered.min()), int(tokens.min())

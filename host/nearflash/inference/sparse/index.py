@@ -9,10 +9,10 @@ from torch import Tensor
 
 from nearflash.abi.attention.pages import IndexFormat
 
-__all__ = ["indexed_keys"]
+__all__ = ["index_keys"]
 
 
-def indexed_keys(k: Tensor, block_tokens: int, form: IndexFormat) -> Tensor:
+def index_keys(k: Tensor, block_tokens: int, form: IndexFormat) -> Tensor:
     """zero + scale·code of k (..., S, d), fp16 values, for every whole block; the suffix as it is. fp32, shape of k."""
     covered = k.shape[-2] // block_tokens * block_tokens
     wide = k.float()

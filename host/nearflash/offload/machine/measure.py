@@ -21,7 +21,7 @@ from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, 
 from nearflash.planning.shapes import ModelShape
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.measure import Rate, measure_drive
-from nearflash.storage.io.profile import known_profile
+from nearflash.storage.io.profile import find_profile
 
 __all__ = ["measure_machine"]
 
@@ -95,7 +95,7 @@ def measure_machine(
             reads_lost_to_computing=from_reads,
             visits_ahead=VISITS_AHEAD,
         )  # fmt: skip
-    if known_profile(folder) is None:
+    if find_profile(folder) is None:
         rates += _large_reads(folder)  # again: a drive of others is not as fast at any time
     links = Links("measured copies of 128 MiB, pinned where there is a GPU", to_gpu, to_host, to_host,
                   one_memory=device.type == "cpu")  # fmt: skip
@@ -274,7 +274,7 @@ def _state_seconds(device: torch.device, dtype: torch.dtype) -> float:
 
 def _disk_rates(folder: Path) -> Iterator[DiskRate]:
     """Direct reads and writes as they were kept, or short measurements; buffered ones are measured."""
-    kept = known_profile(folder)
+    kept = find_profile(folder)
     if kept is not None:
         yield from (_rate(rate, True) for rate in kept.rates if rate.call in ("read", "write"))
         return

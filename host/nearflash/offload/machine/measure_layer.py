@@ -16,7 +16,7 @@ from nearflash.abi.errors import UnsupportedError
 from nearflash.offload.machine.machine_file import available_bytes
 from nearflash.offload.machine.stopwatch import seconds_of
 from nearflash.planning.shapes import ModelShape
-from nearflash.weights.empty import load_config, named_errors
+from nearflash.weights.empty import load_config, name_errors
 from nearflash.weights.folder import open_folder
 from nearflash.weights.layers import decoder_layers
 from nearflash.weights.pretrained import silent_transformers
@@ -82,7 +82,7 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
 
 def _decoder(model: Path, layers: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     """So many layers of a model's configuration, without its vocabulary."""
-    with named_errors(model, "configuration"):
+    with name_errors(model, "configuration"):
         if model.is_file():
             config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
         else:

@@ -127,7 +127,7 @@ class LayerWeights:
             return layer
         if compressed or (tier == "host" and not self._link.is_cpu):
             self._take(tier, layout.stored_bytes, "weights as they are stored")
-            layout.expanded = {name: source.kept() for name, source in layout.expanded.items()}
+            layout.expanded = {name: source.keep() for name, source in layout.expanded.items()}
             layer.home = self._filled_home(layout)
             return layer
         self._take(tier, layout.size_bytes, "weights")

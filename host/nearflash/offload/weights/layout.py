@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
-from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.support.threads import map_all, set_ieee_arithmetic
 from nearflash.weights.file import WeightsTensor
@@ -212,7 +212,7 @@ def _read_exact(descriptor: int, run: Run, view: NDArray[np.uint8]) -> int:
     head = min(BLOCK_BYTES - before, run.size_bytes) if before else 0
     tail = (run.size_bytes - head) % BLOCK_BYTES
     end = run.size_bytes - tail
-    first, last = reused_buffer(2 * BLOCK_BYTES).reshape(2, BLOCK_BYTES)
+    first, last = reuse_buffer(2 * BLOCK_BYTES).reshape(2, BLOCK_BYTES)
     blocks = [(head, first), (end - head, view[head:end]), (tail, last)]
     memories = [block.data for size, block in blocks if size]
     done = PositionalBackend().scatter(descriptor, memories, run.offset - before) - before

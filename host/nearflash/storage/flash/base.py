@@ -97,7 +97,7 @@ class ProgramOrder:
         blocks, places = np.divmod(pages, self._pages_per_block)
         np.maximum.at(self._ends, blocks, places + 1)
 
-    def erased(self, pages: PageNumbers) -> Flags:
+    def are_erased(self, pages: PageNumbers) -> Flags:
         """Which pages lie above all that are programmed in their block."""
         blocks, places = np.divmod(pages, self._pages_per_block)
         erased: Flags = places >= self._ends[blocks]

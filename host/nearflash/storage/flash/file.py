@@ -159,7 +159,7 @@ class FileFlash(Flash):
         self._order.check(pages)
         checksums = self._checksums(batch.keys, batch.aux, batch.data)
         runs = self.geometry.runs(pages)
-        self._all(lambda run: self._file.write(self.offset(int(pages[run.start])), _aligned(batch.data[run])), runs)
+        self._all(lambda run: self._file.write(self.offset(int(pages[run.start])), _align(batch.data[run])), runs)
         self._order.add(pages)
         self._spare.put(pages, batch.aux, checksums)
         self._all(lambda run: self._write_spare(pages[run]), runs)
@@ -180,7 +180,7 @@ class FileFlash(Flash):
     def headers(self, pages: PageNumbers) -> tuple[PageKeys, NDArray[np.bool_], NDArray[np.bool_]]:
         """Keys of pages as their records give them (`first` 0), which have a header, which are erased."""
         keys, found = header_keys(self._spare.get(pages)[0])
-        return keys, found, self._spare.erased(pages)
+        return keys, found, self._spare.are_erased(pages)
 
     def _read(self, pages: PageNumbers, keys: PageKeys) -> tuple[PageData, NDArray[np.uint32], NDArray[np.uint32]]:
         """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
@@ -245,7 +245,7 @@ class FileFlash(Flash):
 
         self._all(load, range(self.geometry.blocks))
         pages = np.arange(self.geometry.pages)
-        self._order.add(pages[~self._spare.erased(pages)])
+        self._order.add(pages[~self._spare.are_erased(pages)])
 
     def _all(self, call: Callable[[_T], None], items: Iterable[_T]) -> None:
         """Call for each item, on as many threads as there are. Raises an error when all of them have ended."""
@@ -261,7 +261,7 @@ class FileFlash(Flash):
         map_all(self._pool, work, range(min(self._threads, len(todo))))
 
 
-def _aligned(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _align(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The pages as contiguous bytes fit for direct I/O, copied where they are not."""
     if data.flags.c_contiguous and data.ctypes.data % BLOCK_BYTES == 0:
         return data
@@ -328,5 +328,5 @@ def _check_replaceable(file: DirectFile) -> None:
     if not _has_zeros(file, looked) and KEPT in _superblock(file)["about"]:
         raise StateError(
             f"{file.path} must be a file that keeps no sequences, but it holds those of a session: open it as one "
-            "(generate --session, kept_store), or give another path"
+            "(generate --session, open_kept_store), or give another path"
         )

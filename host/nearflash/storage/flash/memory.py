@@ -8,7 +8,7 @@ from nearflash.abi.attention.pages import PageEntry
 from nearflash.device.base import Device
 from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, sealed_codewords, unsealed
+from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, seal_codewords, unseal_pages
 
 __all__ = ["MemoryFlash", "memory_entries"]
 
@@ -39,7 +39,7 @@ class MemoryFlash(Flash):
     def program(self, pages: PageNumbers, batch: PageBatch) -> None:
         """See Flash.program."""
         self._order.check(pages)
-        self._pages[pages] = sealed_codewords(batch)
+        self._pages[pages] = seal_codewords(batch)
         for run in self.geometry.runs(pages):
             self._buffer.sync_to_device(int(pages[run.start]) * self._page_bytes, len(pages[run]) * self._page_bytes)
         self._order.add(pages)
@@ -51,8 +51,8 @@ class MemoryFlash(Flash):
             start, count = int(ordered[run.start]), run.stop - run.start
             self._buffer.sync_from_device(start * self._page_bytes, count * self._page_bytes)
         sealed = self._pages[pages]
-        read, valid = unsealed(sealed, expected)
-        check_pages(pages, expected, self._order.erased(pages), header_keys(read.aux)[0], valid)
+        read, valid = unseal_pages(sealed, expected)
+        check_pages(pages, expected, self._order.are_erased(pages), header_keys(read.aux)[0], valid)
         return read
 
     def erase(self, block: int) -> None:

@@ -14,7 +14,7 @@ from nearflash.device.base import Device
 from nearflash.device.drivers import pages as nand
 from nearflash.storage.flash.base import ERASED, Flash, ProgramOrder, check_pages, wrong_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, sealed_codewords, unsealed
+from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, seal_codewords, unseal_pages
 
 __all__ = ["NandFlash"]
 
@@ -31,7 +31,7 @@ class NandFlash(Flash):
 
     `paired` is for separate KV page groups: a block is two of sibling luns (lun XOR 1), its pages alternately on one
     and the other, so that V lies at K's row. A block is erased before its first use, unless all are erased already
-    (`erased`). A device's calls come from one thread, and so must a NandFlash's. Raises CommandError for a device
+    (`are_erased`). A device's calls come from one thread, and so must a NandFlash's. Raises CommandError for a device
     without NAND.
 
     Limits: a block whose program or erase fails is not replaced: NandError, which names it, ends the use of the flash.
@@ -60,12 +60,12 @@ class NandFlash(Flash):
         """See Flash.program."""
         self._order.check(pages)
         self._erase([block for block in np.unique(pages // self.geometry.pages_per_block) if not self._erased[block]])
-        nand.program(self._device, self._places(pages, batch.keys), list(sealed_codewords(batch)))
+        nand.program(self._device, self._places(pages, batch.keys), list(seal_codewords(batch)))
         self._order.add(pages)
 
     def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
         """See Flash.read."""
-        if (erased := np.flatnonzero(self._order.erased(pages))).size:
+        if (erased := np.flatnonzero(self._order.are_erased(pages))).size:
             raise wrong_pages(pages, expected, dict.fromkeys(erased.tolist(), ERASED))
         places = self._places(pages, expected)
         try:
@@ -76,7 +76,7 @@ class NandFlash(Flash):
                 raise
             raise wrong_pages(pages, expected, reasons) from error
         stacked = np.array(sealed, np.uint8).reshape(len(pages), self.geometry.codewords, SEALED_BYTES)
-        read, valid = unsealed(stacked, expected)
+        read, valid = unseal_pages(stacked, expected)
         check_pages(pages, expected, np.zeros(len(pages), bool), header_keys(read.aux)[0], valid)
         return read
 

@@ -15,7 +15,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import aligned_buffer
-from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.reuse import reuse_buffer
 
 __all__ = [
     "PAGE_KEY",
@@ -29,8 +29,8 @@ __all__ = [
     "page_headers",
     "page_keys",
     "page_space",
-    "sealed_codewords",
-    "unsealed",
+    "seal_codewords",
+    "unseal_pages",
 ]
 
 PAGE_KEY = np.dtype(
@@ -95,7 +95,7 @@ def page_array(pages: int, page_bytes: int) -> Bytes:
 
 def page_space(pages: int, page_bytes: int) -> Bytes:
     """As `page_array`, with any content: memory that was in use before is had without page faults."""
-    return reused_buffer(pages * page_bytes).reshape(pages, page_bytes)
+    return reuse_buffer(pages * page_bytes).reshape(pages, page_bytes)
 
 
 def page_headers(keys: PageKeys, page_bytes: int, tokens: int, form: IndexFormat) -> Bytes:
@@ -126,17 +126,17 @@ def page_checksums(keys: PageKeys, aux: Bytes, data: Iterable[Bytes]) -> NDArray
     return np.fromiter(checksums, np.uint32, len(keys))
 
 
-def unsealed(sealed: Bytes, expected: PageKeys) -> tuple[PageData, NDArray[np.bool_]]:
+def unseal_pages(sealed: Bytes, expected: PageKeys) -> tuple[PageData, NDArray[np.bool_]]:
     """Data and aux of pages (p, codewords, 528), and which are valid pages of their expected keys."""
     pages, codewords = sealed.shape[:2]
     data, end = page_array(pages, codewords * CODEWORD_BYTES), AUX_BYTES + CODEWORD_BYTES
     data.reshape(pages, codewords, CODEWORD_BYTES)[:] = sealed[..., AUX_BYTES:end]
     aux = np.ascontiguousarray(sealed[..., :AUX_BYTES])
-    again = sealed_codewords(PageBatch(expected, data, aux))
+    again = seal_codewords(PageBatch(expected, data, aux))
     return PageData(data, aux), (again == sealed).all(axis=(1, 2))
 
 
-def sealed_codewords(batch: PageBatch) -> Bytes:
+def seal_codewords(batch: PageBatch) -> Bytes:
     """The pages as they lie in memory: (p, codewords, 528), each codeword with its own CRC32C."""
     pages, codewords = batch.aux.shape[:2]
     covered = np.zeros((pages, codewords, PAGE_KEY.itemsize + SEALED_BYTES), np.uint8)

@@ -44,7 +44,7 @@ class SpareRecords:
         at = np.divmod(pages, self._pages)
         return self._aux[at], self._checksums[at]
 
-    def erased(self, pages: PageNumbers) -> NDArray[np.bool_]:
+    def are_erased(self, pages: PageNumbers) -> NDArray[np.bool_]:
         """Which pages have no record."""
         aux, checksums = self.get(pages)
         erased: NDArray[np.bool_] = ~aux.any(axis=(1, 2)) & (checksums == 0)

@@ -79,11 +79,11 @@ class DirectFile:
             except FileExistsError:
                 made = False
                 continue
-            if file._locked():
+            if file._take_lock():
                 break
             made = True
         else:
-            raise _replaced(path)
+            raise _name_error(path)
         try:
             file._check_kind()
             if not made or path.is_block_device():
@@ -103,12 +103,12 @@ class DirectFile:
         """An existing file, locked against other processes. Raises StateError."""
         for _ in range(_ATTEMPTS):
             file = cls(path, 0, direct, backend)
-            if file._locked():
+            if file._take_lock():
                 file._check_kind()
                 return file
-        raise _replaced(path)
+        raise _name_error(path)
 
-    def _locked(self) -> bool:
+    def _take_lock(self) -> bool:
         """Take the lock; False, and closed, where the path is another file's by now. Raises StateError, closed, too."""
         try:
             self.lock()
@@ -208,7 +208,7 @@ class DirectFile:
         self._release()
         self._fd = -1
 
-    def _forked(self) -> None:
+    def _forget(self) -> None:
         """In the child of a fork: the file, and its lock, are the parent's alone."""
         if self._release.detach():
             os.close(self._fd)
@@ -258,14 +258,14 @@ def _unlock_and_close(fd: int) -> None:
 
 def _close_in_child() -> None:
     for file in list(_open_files):
-        file._forked()
+        file._forget()
 
 
 _open_files: "weakref.WeakSet[DirectFile]" = weakref.WeakSet()
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _replaced(path: Path) -> StateError:
+def _name_error(path: Path) -> StateError:
     return StateError(f"{path} must stay the file that was opened, but another process replaces it: try again")
 
 

@@ -18,7 +18,7 @@ from nearflash.support.files import write_durably
 from nearflash.support.folders import user_folder
 from nearflash.support.tables import check_fields, read_json
 
-__all__ = ["DriveProfile", "keep_profile", "known_profile"]
+__all__ = ["DriveProfile", "find_profile", "keep_profile"]
 
 _VERSION = 1
 
@@ -63,7 +63,7 @@ def keep_profile(folder: Path, rates: Iterable[Rate], date: str, file: Path | No
     return file
 
 
-def known_profile(folder: Path, file: Path | None = None) -> DriveProfile | None:
+def find_profile(folder: Path, file: Path | None = None) -> DriveProfile | None:
     """What the drive under `folder` was measured at; None where it never was. Raises StateError for a damaged file."""
     file = file or _default_file()
     if not file.exists():

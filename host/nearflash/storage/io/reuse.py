@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nearflash.storage.io.direct import aligned_buffer
 
-__all__ = ["reused_buffer"]
+__all__ = ["reuse_buffer"]
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 """Smaller and larger ones are not kept."""
@@ -28,7 +28,7 @@ _free: dict[int, "deque[NDArray[np.uint8]]"] = {
 }
 
 
-def reused_buffer(size_bytes: int) -> NDArray[np.uint8]:
+def reuse_buffer(size_bytes: int) -> NDArray[np.uint8]:
     """Aligned bytes with any content. They are used again when no array refers to them any more."""
     room = max(1 << max(size_bytes - 1, 0).bit_length(), _LEAST_BYTES)
     if room > _MOST_BYTES:

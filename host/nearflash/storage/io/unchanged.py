@@ -44,7 +44,7 @@ class UnchangedFile:
         """For positional reads, past the page cache if `direct` and the file system can; call `check` after each."""
         with self._lock:
             if direct not in self._descriptors:
-                self._descriptors[direct] = self._opened_direct()
+                self._descriptors[direct] = self._open_direct()
             return self._descriptors[direct]
 
     def check(self) -> None:
@@ -66,7 +66,7 @@ class UnchangedFile:
             raise OSError(errno.ENODATA, f"the file ends {size_bytes - done} bytes too early", str(self.path))
         return data
 
-    def _opened_direct(self) -> int:
+    def _open_direct(self) -> int:
         # By its descriptor, not by its name, which may be another file's by now.
         source = self._descriptors[False]
         try:

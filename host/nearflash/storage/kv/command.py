@@ -41,7 +41,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         for sequence, tokens in found.kept.items():
             print(f"sequence {sequence}: {tokens} tokens, valid in every layer and head")
     for (sequence, layer, head), one in found.heads.items() if arguments.heads else ():
-        tokens, indexed = one.tokens(found.layout), one.indexed(found.layout, found.shape.dim)
+        tokens, indexed = one.tokens(found.layout), one.indexed_tokens(found.layout, found.shape.dim)
         print(f"sequence {sequence}, layer {layer}, head {head}: {tokens} tokens valid, {indexed} indexed")
     for torn in found.torn:
         print(f"TORN {torn}")
@@ -53,14 +53,14 @@ def _status(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from nearflash.storage.flash.file import KEPT, FileFlash
-    from nearflash.storage.kv.kept import kept_sequences
-    from nearflash.storage.kv.layout import described
+    from nearflash.storage.kv.kept import read_kept_sequences
+    from nearflash.storage.kv.layout import read_label
 
     with FileFlash.open(arguments.file, direct=not arguments.buffered) as flash:
-        shape, layout = described(flash.about)
+        shape, layout = read_label(flash.about)
         geometry = flash.geometry
         _, _, erased = flash.headers(np.arange(geometry.pages))
-        sequences = kept_sequences(flash) if KEPT in flash.about else {}
+        sequences = read_kept_sequences(flash) if KEPT in flash.about else {}
     print(f"{shape}\n{layout}\n{geometry}")
     for sequence, tokens in sequences.items():
         print(f"sequence {sequence}: {tokens} tokens")

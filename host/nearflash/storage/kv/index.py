@@ -23,11 +23,11 @@ def index_rows(k: _F16, layout: IndexLayout) -> tuple[NDArray[np.uint8], _F16]:
     rows = np.empty((len(k), layout.dim, layout.block_tokens * layout.format.bits // 8), np.uint8)
     factors = np.empty((len(k), layout.dim, 2), np.float16)
     for block, (row, factor) in enumerate(zip(rows, factors, strict=True)):
-        row[:], factor[:, 0], factor[:, 1] = _quantised(k[block], layout.format)
+        row[:], factor[:, 0], factor[:, 1] = _quantise(k[block], layout.format)
     return rows, factors
 
 
-def _quantised(k: _F16, form: IndexFormat) -> tuple[NDArray[np.uint8], _F16, _F16]:
+def _quantise(k: _F16, form: IndexFormat) -> tuple[NDArray[np.uint8], _F16, _F16]:
     """Rows, scale and zero of one block (T, d); one at a time, so that its doubles stay in the processor's cache."""
     levels = (1 << form.bits) - 1
     with np.errstate(all="ignore"):

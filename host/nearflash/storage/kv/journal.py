@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.kv.sequence import Tags
-from nearflash.support.files import open_regular, replaced
+from nearflash.support.files import open_regular, replace_file
 from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["JournalEntry", "SequenceJournal", "journal_line", "journal_path"]
@@ -160,7 +160,7 @@ class SequenceJournal:
     def place(self, sequence: int, token_tags: Tags, index_tags: Tags) -> None:
         """Note the numbers by which a sequence's pages go from now on."""
         self._put({"sequence": sequence, "token_tags": _pairs(token_tags), "index_tags": _pairs(index_tags)})
-        self.entries[sequence] = self._placed(sequence, token_tags, index_tags)
+        self.entries[sequence] = self._replace_tags(sequence, token_tags, index_tags)
 
     def note(self, sequence: int, info: Mapping[str, Any]) -> None:
         """Note what a sequence's user says of it, in place of what was said before."""
@@ -272,28 +272,28 @@ class SequenceJournal:
         self.sums = None
         if type(body) is dict and "closed" in body:
             (closed,) = check_fields(what, body, closed=dict)
-            self.sums = {self._known(what, one): _sums(what, value) for one, value in closed.items()}
+            self.sums = {self._check_known(what, one): _sums(what, value) for one, value in closed.items()}
         elif type(body) is dict and "freed" in body:
             sequence, _ = check_fields(what, body, sequence=int, freed=bool)
-            del self.entries[self._known(what, sequence)]
+            del self.entries[self._check_known(what, sequence)]
         elif type(body) is dict and "info" in body:
             sequence, info = check_fields(what, body, sequence=int, info=dict)
-            self.entries[sequence] = replace(self.entries[self._known(what, sequence)], info=info, noted=None)
+            self.entries[sequence] = replace(self.entries[self._check_known(what, sequence)], info=info, noted=None)
         elif type(body) is dict and "partial" in body:
             sequence, values = check_fields(what, body, sequence=int, partial=list)
-            entry = self.entries[self._known(what, sequence)]
+            entry = self.entries[self._check_known(what, sequence)]
             self.entries[sequence] = replace(entry, partial=_partial_group(what, values))
         else:
             sequence, *tags = check_fields(what, body, sequence=int, token_tags=list, index_tags=list)
-            self.entries[sequence] = self._placed(sequence, *(_tags(what, pairs) for pairs in tags))
+            self.entries[sequence] = self._replace_tags(sequence, *(_tags(what, pairs) for pairs in tags))
 
-    def _placed(self, sequence: int, token_tags: Tags, index_tags: Tags) -> JournalEntry:
+    def _replace_tags(self, sequence: int, token_tags: Tags, index_tags: Tags) -> JournalEntry:
         """A sequence's entry with other tags."""
         before = self.entries.get(sequence, JournalEntry(token_tags, index_tags))
         noted = before.noted or (before if before.info else None)
         return replace(before, token_tags=token_tags, index_tags=index_tags, noted=noted)
 
-    def _known(self, what: str, sequence: int | str) -> int:
+    def _check_known(self, what: str, sequence: int | str) -> int:
         number = int(sequence) if str(sequence).isdecimal() else -1
         if number not in self.entries:
             raise StateError(f"{what} must be of a sequence of the lines before it, not of {sequence!r:.80}")
@@ -306,7 +306,7 @@ class SequenceJournal:
             for body in _bodies(sequence, entry):
                 content += journal_line(body, self.store, len(content))
         try:
-            with replaced(self.path) as out:
+            with replace_file(self.path) as out:
                 out.write(content)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._out = os.fdopen(os.open(self.path, flags), "wb", buffering=0)

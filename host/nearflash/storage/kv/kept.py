@@ -10,26 +10,26 @@ from nearflash.storage.flash.file import KEPT, FileFlash, is_unwritten
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
-from nearflash.storage.kv.layout import KvLayout, KvShape, described
+from nearflash.storage.kv.layout import KvLayout, KvShape, read_label
 from nearflash.storage.kv.recovery import FoundPages
 from nearflash.storage.kv.store import KvStore
 
-__all__ = ["kept_layout", "kept_sequences", "kept_store"]
+__all__ = ["open_kept_store", "read_kept_layout", "read_kept_sequences"]
 
 
-def kept_layout(path: Path, **options: Any) -> KvLayout | None:
+def read_kept_layout(path: Path, **options: Any) -> KvLayout | None:
     """The page layout of a kept store; None where there is none yet. `options` are FileFlash.open's.
 
     Raises StateError for a file that holds something else, or is in use.
     """
-    flash = _opened(path, **options)
+    flash = _open(path, **options)
     if flash is None:
         return None
     with flash:
-        return described(flash.about)[1] if flash.about else None
+        return read_label(flash.about)[1] if flash.about else None
 
 
-def kept_store(
+def open_kept_store(
     path: Path, shape: KvShape, layout: KvLayout, geometry: FlashGeometry, *, direct: bool = True,
     backend: IoBackend | None = None, **options: Any,
 ) -> KvStore:  # fmt: skip
@@ -40,7 +40,7 @@ def kept_store(
     """
     if path.is_block_device():
         raise CommandError(f"sequences must be kept in a file, beside which their journal lies, not on {path}")
-    flash = _opened(path, direct=direct, backend=backend)
+    flash = _open(path, direct=direct, backend=backend)
     try:
         if flash is None or not flash.about:  # nothing, or what somebody who died had begun
             SequenceJournal.check_replaceable(journal_path(path))
@@ -62,12 +62,12 @@ def kept_store(
         raise
 
 
-def kept_sequences(flash: FileFlash, *, verify: bool = False) -> dict[int, int]:
+def read_kept_sequences(flash: FileFlash, *, verify: bool = False) -> dict[int, int]:
     """Tokens of each sequence of a kept store, as it would have them again; nothing is changed.
 
     verify: pages that are not valid do not count. Raises StateError for a damaged journal.
     """
-    shape, layout = described(flash.about)
+    shape, layout = read_label(flash.about)
     entries, _ = SequenceJournal.read(journal_path(flash.path), flash.about[KEPT])
     found, size, lengths = FoundPages(flash, shape, layout, verify=verify), layout.group_tokens, {}
     for number, entry in entries.items():
@@ -78,7 +78,7 @@ def kept_sequences(flash: FileFlash, *, verify: bool = False) -> dict[int, int]:
     return lengths
 
 
-def _opened(path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> FileFlash | None:
+def _open(path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> FileFlash | None:
     """None where nothing was ever written. Raises StateError for a file that holds something else, or is in use."""
     try:
         return FileFlash.open(path, direct=direct, backend=backend)
@@ -89,7 +89,7 @@ def _opened(path: Path, *, direct: bool = True, backend: IoBackend | None = None
 
 
 def _check(path: Path, flash: FileFlash, shape: KvShape, layout: KvLayout) -> None:
-    found = described(flash.about)
+    found = read_label(flash.about)
     for name, own, wanted in zip(("K and V", "pages"), found, (shape, layout), strict=True):
         if own != wanted:
             raise StateError(f"{path} must hold {name} as {wanted}, not as {own}: they are another model's or policy's")

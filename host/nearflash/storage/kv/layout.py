@@ -11,7 +11,7 @@ from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.storage.flash.page import describe
 
-__all__ = ["KvLayout", "KvShape", "described"]
+__all__ = ["KvLayout", "KvShape", "read_label"]
 
 _FIELD_LIMIT = 1 << 16
 
@@ -92,7 +92,7 @@ class KvLayout:
         return f"{describe(key)}, tokens [{tokens.start}, {tokens.stop})"
 
 
-def described(about: Mapping[str, Any]) -> tuple[KvShape, KvLayout]:
+def read_label(about: Mapping[str, Any]) -> tuple[KvShape, KvLayout]:
     """Shape and layout as a flash's label (Flash.label) gives them. Raises StateError for another label."""
     try:
         return KvShape(**about["shape"]), KvLayout(**about["layout"])

@@ -90,7 +90,7 @@ class PagePool:
         """Move what lies in blocks that were read more often than is good for it. Raises PageError."""
         self.stage.check()
         if self._disturbed:
-            for block in self.space.disturbed(self._read_limit):
+            for block in self.space.find_disturbed(self._read_limit):
                 self._empty(block, Cause.DISTURB)
             self._disturbed = False
 

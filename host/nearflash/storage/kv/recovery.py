@@ -72,7 +72,7 @@ class FoundPages:
             whole[:-1] &= ~odd[:-1] & whole[1:] & _alike(keys[:-1], keys[1:])
             whole[-1] = False
         self._kinds = {
-            kind: _sorted(keys[own], pages[own])
+            kind: _sort(keys[own], pages[own])
             for kind, own in ((PageKind.TOKEN, whole), (PageKind.INDEX, known & (keys["kind"] == PageKind.INDEX)))
         }
 
@@ -150,6 +150,6 @@ def _alike(keys: PageKeys, others: PageKeys) -> NDArray[np.bool_]:
     return same
 
 
-def _sorted(keys: PageKeys, pages: PageNumbers) -> _Kind:
+def _sort(keys: PageKeys, pages: PageNumbers) -> _Kind:
     order = np.argsort(keys["sequence"], kind="stable")
     return _Kind(keys[order], pages[order])

@@ -162,7 +162,7 @@ class Sequences:
         del self._states[number]
         self._holders = {tag: left for tag, holders in self._holders.items() if (left := holders - {number})}
 
-    def moved(self, keys: PageKeys, old: PageNumbers, new: PageNumbers) -> None:
+    def note_moves(self, keys: PageKeys, old: PageNumbers, new: PageNumbers) -> None:
         """Pages have other numbers: V's are found by K's."""
         for key, before, after in zip(keys, old.tolist(), new.tolist(), strict=True):
             if key["first"]:
@@ -196,7 +196,7 @@ class Sequences:
             is_known = known == tokens and v_sum.size == state.v_sum.size
             for layer in range(self._maker.shape.layers):
                 first = state.memory_start(layer)
-                state.set_suffix(layer, self._programmed(number, layer, first, tokens), tokens)
+                state.set_suffix(layer, self._read_programmed(number, layer, first, tokens), tokens)
                 if not is_known:
                     state.v_sum[layer] = self._v_sum(number, layer, 0, tokens)
             if is_known:
@@ -316,12 +316,12 @@ class Sequences:
     def _tokens(self, number: int, layer: int, first: int, end: int) -> F16:
         """K and V of tokens [first, end), (2, heads, t, d), from memory or their pages. Raises PageError."""
         memory = self[number].memory_start(layer)
-        stored = self._programmed(number, layer, first, min(end, memory))
+        stored = self._read_programmed(number, layer, first, min(end, memory))
         if end <= memory:
             return stored
         return np.concatenate([stored, self[number].suffix(layer)[:, :, max(first - memory, 0) : end - memory]], axis=2)
 
-    def _programmed(self, number: int, layer: int, first: int, end: int) -> F16:
+    def _read_programmed(self, number: int, layer: int, first: int, end: int) -> F16:
         """K and V of tokens [first, end) from their pages, (2, heads, t, d). Raises PageError."""
         state, size, shape = self[number], self._layout.group_tokens, self._maker.shape
         if first >= end:

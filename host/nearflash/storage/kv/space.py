@@ -77,7 +77,7 @@ class BlockSpace:
         blocks = blocks[self._taken[blocks] > self._live[blocks]]
         return int(blocks[np.lexsort((self.erases[blocks], self._live[blocks]))[0]])
 
-    def disturbed(self, limit: int) -> list[int]:
+    def find_disturbed(self, limit: int) -> list[int]:
         """Blocks in use that were read more than `limit` times since their erase."""
         return [int(block) for block in np.flatnonzero((self.reads > limit) & (self._kind != _NONE))]
 

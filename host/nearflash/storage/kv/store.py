@@ -101,7 +101,7 @@ class KvStore:
         self.flash, self.shape, self.layout = flash, shape, layout
         self.pages = PageMaker(shape, layout)
         self._pool = PagePool(
-            flash, lambda *moved: self._sequences.moved(*moved), buffer_bytes=buffer_bytes, background=background,
+            flash, lambda *moved: self._sequences.note_moves(*moved), buffer_bytes=buffer_bytes, background=background,
             read_limit=read_limit, **({} if journal is None else {"ahead": journal.sync}),
         )  # fmt: skip
         self._journal = journal
@@ -248,11 +248,11 @@ class KvStore:
         """Where a head's K and V are. Raises CommandError."""
         if not 0 <= head < self.shape.kv_heads:
             raise CommandError(f"head must be 0 to {self.shape.kv_heads - 1}, not {head!r}")
-        return self._stored(sequence, layer, head, head)
+        return self._find(sequence, layer, head, head)
 
     def layer(self, sequence: int, layer: int) -> StoredHead:
         """Where K and V of all heads of a layer are. Raises CommandError."""
-        return self._stored(sequence, layer, 0, slice(None))
+        return self._find(sequence, layer, 0, slice(None))
 
     def memory(self, sequence: int, layer: int) -> tuple[F16, int] | None:
         """Where all tokens of a layer are in memory: (2, layers, heads, T, d), and how many they are; else None.
@@ -303,7 +303,7 @@ class KvStore:
         self.flash.sync()
         journal.confirm()
 
-    def _stored(self, sequence: int, layer: int, first: int, heads: int | slice) -> StoredHead:
+    def _find(self, sequence: int, layer: int, first: int, heads: int | slice) -> StoredHead:
         state = self._sequences[sequence]
         self._check_layer(layer)
         tokens = int(state.lengths[layer])
@@ -341,7 +341,7 @@ class KvStore:
         queues = self._token_queues(keys[0]), self._index_queues(keys[1])
         self._pool.make_room(np.stack([np.bincount(one, minlength=self.flash.geometry.lun_queues) for one in queues]))
         first = int(state.lengths[layer]) // state.suffix_tokens * state.suffix_tokens
-        indexed = self._indexed(sequence, layer, kv[0], first, blocks) if blocks else kv[0]
+        indexed = self._read_blocks(sequence, layer, kv[0], first, blocks) if blocks else kv[0]
         batch = self.pages.token_pages(keys[0], *kv[:, :, groups.start * size - first : groups.stop * size - first])
         pages = self._pool.put(PageKind.TOKEN, batch, queues[0], Cause.TOKEN)
         state.tokens[layer].extend(pages.reshape(keys[0].shape)[..., 0])
@@ -349,7 +349,7 @@ class KvStore:
             pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys[1], indexed), queues[1], Cause.INDEX)
             state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[1][0].size))
 
-    def _indexed(self, sequence: int, layer: int, k: F16, start: int, blocks: range) -> F16:
+    def _read_blocks(self, sequence: int, layer: int, k: F16, start: int, blocks: range) -> F16:
         """K of whole blocks, (heads, tokens, d), of which k holds the tokens from `start` on."""
         first, end = blocks.start * self.layout.block_tokens, blocks.stop * self.layout.block_tokens
         if first >= start:
@@ -390,7 +390,7 @@ class KvStore:
         need[PageKind.INDEX] = np.bincount(queues, minlength=need.shape[1])
         self._pool.make_room(need)
         nothing = np.zeros((self.shape.kv_heads, 0, self.shape.dim), np.float16)
-        k = self._indexed(sequence, layer, nothing, blocks.stop * self.layout.block_tokens, blocks)
+        k = self._read_blocks(sequence, layer, nothing, blocks.stop * self.layout.block_tokens, blocks)
         pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys, k), queues, Cause.INDEX)
         state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[0].size))
 

@@ -11,8 +11,8 @@ from nearflash.abi.attention.codeword import PageKind
 from nearflash.storage.flash.file import KEPT, FileFlash
 from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.flash.page import PageKeys
-from nearflash.storage.kv.kept import kept_sequences
-from nearflash.storage.kv.layout import KvLayout, KvShape, described
+from nearflash.storage.kv.kept import read_kept_sequences
+from nearflash.storage.kv.layout import KvLayout, KvShape, read_label
 
 __all__ = ["Coverage", "Verification", "verify"]
 
@@ -32,7 +32,7 @@ class Coverage:
         """Tokens from the first on that are valid."""
         return _leading(self.groups) * layout.group_tokens
 
-    def indexed(self, layout: KvLayout, dim: int) -> int:
+    def indexed_tokens(self, layout: KvLayout, dim: int) -> int:
         """Tokens from the first on whose index pages are valid."""
         return _leading(self.index) // layout.index_layout(dim).pages * layout.block_tokens
 
@@ -62,7 +62,7 @@ class Verification:
 def verify(path: Path, **options: Any) -> Verification:
     """Read every page of a KV store's file; `options` are FileFlash.open's. Raises StateError, also while in use."""
     with FileFlash.open(path, **options) as flash:
-        shape, layout = described(flash.about)
+        shape, layout = read_label(flash.about)
         found, valid = Verification(shape, layout), []
         step = max(_BATCH_BYTES // flash.geometry.page_bytes // 2 * 2, 2)
         for start in range(0, flash.geometry.pages, step):
@@ -78,7 +78,7 @@ def verify(path: Path, **options: Any) -> Verification:
         keys = np.concatenate(valid)
         found.valid, found.heads = len(keys), _coverage(keys, layout)
         if KEPT in flash.about:
-            found.kept = kept_sequences(flash, verify=bool(found.torn))
+            found.kept = read_kept_sequences(flash, verify=bool(found.torn))
         return found
 
 

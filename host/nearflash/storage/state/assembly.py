@@ -82,13 +82,13 @@ def open_files(paths: Sequence[Path], *, direct: bool, backend: IoBackend | None
     named = [partial_of(path) if begun and not path.exists() and partial_of(path).exists() else path for path in paths]
     replacing = False
     try:
-        files, ordered = _opened(named, direct=direct, backend=backend)
+        files, ordered = _open(named, direct=direct, backend=backend)
     except StateError:
         # Files get their names when all are complete: one without a partial beside it has its name already.
         named, before = [partial_of(path) if partial_of(path).exists() else path for path in paths], named
         if named == before or not any(path in paths for path in named):
             raise
-        files, ordered = _opened(named, direct=direct, backend=backend, at_one_commit=True)
+        files, ordered = _open(named, direct=direct, backend=backend, at_one_commit=True)
         replacing = True
     try:
         publish_files(files, paths, replacing=replacing)
@@ -98,7 +98,7 @@ def open_files(paths: Sequence[Path], *, direct: bool, backend: IoBackend | None
     return ordered
 
 
-def _opened(
+def _open(
     paths: Sequence[Path], *, direct: bool, backend: IoBackend | None, at_one_commit: bool = False
 ) -> tuple[list[StateFile], list[StateFile]]:
     """The files as given, and in stripe order. Raises StateError where they are not of one state."""

@@ -11,10 +11,10 @@ from nearflash.storage.state.assembly import Fill
 from nearflash.storage.state.manifest import Extent, Manifest, StateArray, TensorEntry
 from nearflash.storage.state.state_store import StateStore
 
-__all__ = ["carried"]
+__all__ = ["carry_over"]
 
 
-def carried(store: StateStore, manifest: Manifest, initial: Callable[[Extent, NDArray[np.float32]], None]) -> Fill:
+def carry_over(store: StateStore, manifest: Manifest, initial: Callable[[Extent, NDArray[np.float32]], None]) -> Fill:
     """Fills a state of `manifest` with what `store` has of each tensor (same name, shape and dtype) and array.
 
     initial: as of StateStore.create, for the parameters of tensors that the store does not have; what else it does not

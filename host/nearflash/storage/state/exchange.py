@@ -29,7 +29,7 @@ from nearflash.storage.state.manifest import (
     StateArray,
     TensorEntry,
 )
-from nearflash.storage.state.metadata import decoded_metadata, encoded_metadata
+from nearflash.storage.state.metadata import decode_metadata, encode_metadata
 from nearflash.storage.state.safetensors import StoredTensor, TensorFile, write_tensors
 from nearflash.storage.state.state_store import StateStore
 from nearflash.storage.state.stripe import Stripe
@@ -47,13 +47,13 @@ def export_state(store: StateStore, path: Path) -> int:
     manifest = store.manifest
     tensors = [StoredTensor(f"{tensor.name}.{_STEP}", "F32", ()) for tensor in manifest.tensors]
     for array in manifest.arrays:
-        tensors += [_stored(manifest, array, tensor) for tensor in manifest.tensors]
+        tensors += [_tensor_of(manifest, array, tensor) for tensor in manifest.tensors]
     about = {
         "profile": store.profile,
         "steps": store.steps,
         "tensor_steps": store.tensor_steps,
         "manifest": manifest.to_json(),
-        "metadata": encoded_metadata(store.metadata),
+        "metadata": encode_metadata(store.metadata),
     }
     return write_tensors(path, tensors, {"format": "pt", "nearflash": json.dumps(about)}, _pieces(store))
 
@@ -88,7 +88,7 @@ def import_state(
     manifest: Manifest = about["manifest"]
     for array in manifest.arrays:
         for tensor in manifest.tensors:
-            wanted = _stored(manifest, array, tensor)
+            wanted = _tensor_of(manifest, array, tensor)
             found = file.tensors.get(wanted.name)
             if found != wanted and (found or array.name == "p" or "nearflash" in file.metadata):
                 raise StateError(f"{source} must hold {wanted}, not {found}; export the state again")
@@ -99,7 +99,7 @@ def import_state(
         array = manifest.array(name)
         for tensor in manifest.tensors:
             first, last = max(tensor.start, extent.start), min(tensor.start + tensor.params, extent.stop)
-            if first < last and (stored := _stored(manifest, array, tensor).name) in file.tensors:
+            if first < last and (stored := _tensor_of(manifest, array, tensor).name) in file.tensors:
                 start, stop = array.size_bytes(first - tensor.start), array.size_bytes(last - tensor.start)
                 at = array.size_bytes(first - extent.start)
                 piece = memory[at : at + stop - start]
@@ -135,7 +135,7 @@ def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]
             raise StateError(f"tensor_steps of {file.path} must be of {len(manifest.tensors)} tensors")
         if manifest.params * FP32.bytes > file.file.size_bytes + 128 * len(manifest.tensors) + EXTENT_ALIGNMENT * 4:
             raise StateError(f"{file.path} must hold its {manifest.params} parameters; it was cut short")
-        return about | {"manifest": manifest, "metadata": decoded_metadata(about["metadata"])}
+        return about | {"manifest": manifest, "metadata": decode_metadata(about["metadata"])}
     beside = tuple(f".{name}" for name in (*[array.torch_name for array in ADAM_ARRAYS[1:]], _STEP))
     tensors = [(name, tensor.shape, "float32") for name, tensor in file.tensors.items() if not name.endswith(beside)]
     steps = [_scalar(file, f"{name}.{_STEP}") for name, _, _ in tensors]
@@ -149,7 +149,7 @@ def _scalar(file: TensorFile, name: str) -> int:
     return int(file.read(name, 0, FP32.bytes).view("<f4")[0])
 
 
-def _stored(manifest: Manifest, array: StateArray, tensor: TensorEntry) -> StoredTensor:
+def _tensor_of(manifest: Manifest, array: StateArray, tensor: TensorEntry) -> StoredTensor:
     """The tensor of the file that an array's part of a tensor is."""
     if array.name == "p":
         return StoredTensor(tensor.name, "F32", tensor.shape)

@@ -27,7 +27,7 @@ EXTENT_PARAMS = 1 << 20
 rate."""
 
 
-def _padded(params: int, multiple: int) -> int:
+def _round_up(params: int, multiple: int) -> int:
     return -(-params // multiple) * multiple
 
 
@@ -53,7 +53,7 @@ class TensorEntry:
     @property
     def stop(self) -> int:
         """End of the tensor's range, padding included."""
-        return self.start + _padded(self.params, TENSOR_ALIGNMENT)
+        return self.start + _round_up(self.params, TENSOR_ALIGNMENT)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class StateArray:
 
     def extent_bytes(self, extent: Extent) -> int:
         """Bytes of the array's extent in file and memory: its elements, padded to whole blocks of 4096."""
-        return _padded(self.size_bytes(extent.params), BLOCK_BYTES)
+        return _round_up(self.size_bytes(extent.params), BLOCK_BYTES)
 
 
 ADAM_ARRAYS = (StateArray("p"), StateArray("m", torch_name="exp_avg"), StateArray("v", torch_name="exp_avg_sq"))
@@ -121,12 +121,12 @@ class Manifest:
         entries: list[TensorEntry] = []
         for name, shape, dtype in tensors:
             entries.append(TensorEntry(name, tuple(shape), dtype, entries[-1].stop if entries else 0))
-        return cls(tuple(entries), extent_params, _checked(tuple(arrays)))
+        return cls(tuple(entries), extent_params, _check_arrays(tuple(arrays)))
 
     @property
     def params(self) -> int:
         """Length of the flat vector, padding included: a multiple of 1024, at least one."""
-        return _padded(max(self.tensors[-1].stop, 1) if self.tensors else 1, EXTENT_ALIGNMENT)
+        return _round_up(max(self.tensors[-1].stop, 1) if self.tensors else 1, EXTENT_ALIGNMENT)
 
     @cached_property
     def extents(self) -> tuple[Extent, ...]:
@@ -190,7 +190,7 @@ class Manifest:
         return packed
 
 
-def _checked(arrays: tuple[StateArray, ...]) -> tuple[StateArray, ...]:
+def _check_arrays(arrays: tuple[StateArray, ...]) -> tuple[StateArray, ...]:
     names = [array.name for array in arrays]
     first = StateArray("p")
     if not arrays or arrays[0] != first:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nearflash.abi.errors import FormatError, StateError
 
-__all__ = ["METADATA_BYTES", "TAG", "decoded_metadata", "encoded_metadata"]
+__all__ = ["METADATA_BYTES", "TAG", "decode_metadata", "encode_metadata"]
 
 METADATA_BYTES = 64 << 10
 """Room for `metadata`, as JSON, in the checksum table of each slot: a scaler, a scheduler, generators' states."""
@@ -25,7 +25,7 @@ DEPTH = 100
 """Values within values, at most: what reads a table may be deep in calls already."""
 
 
-def encoded_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def encode_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The values as JSON has them. Raises FormatError for what would not come back, or is longer than METADATA_BYTES.
 
     None, bool, int, float, str, list, dict, tuple, set, frozenset, Counter, deque, bytes and numpy's scalars and arrays
@@ -45,10 +45,10 @@ def encoded_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
-def decoded_metadata(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `encoded_metadata`. Raises StateError for what that does not give."""
+def decode_metadata(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of `encode_metadata`. Raises StateError for what that does not give."""
     try:
-        values = _decoded(dict(body))
+        values = _decode(dict(body))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise StateError(
             f"metadata of a state must be as it was written ({error!r}); restore it from a copy"
@@ -58,7 +58,7 @@ def decoded_metadata(body: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _encoded(place: str, value: Any, depth: int) -> Any:
+def _encode(place: str, value: Any, depth: int) -> Any:
     """The JSON of a value, which messages call `place`."""
     if depth > DEPTH:
         raise FormatError(f"metadata must be at most {DEPTH} values deep, without circles; {place[:60]}… is deeper")
@@ -96,19 +96,19 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _items(place: str, values: Any, depth: int) -> list[Any]:
-    return [_encoded(f"{place}[{index}]", value, depth) for index, value in enumerate(values)]
+    return [_encode(f"{place}[{index}]", value, depth) for index, value in enumerate(values)]
 
 
 def _pairs(place: str, values: Mapping[Any, Any], depth: int) -> list[Any]:
     return [
-        [_encoded(f"a key of {place}", key, depth), _encoded(f"{place}[{key!r}]", value, depth)]
+        [_encode(f"a key of {place}", key, depth), _encode(f"{place}[{key!r}]", value, depth)]
         for key, value in values.items()
     ]
 
 
 def _of_dict(place: str, values: Mapping[Any, Any], depth: int) -> Any:
     if all(type(key) is str for key in values) and TAG not in values:
-        return {key: _encoded(f"{place}[{key!r}]", value, depth) for key, value in values.items()}
+        return {key: _encode(f"{place}[{key!r}]", value, depth) for key, value in values.items()}
     return {TAG: ["dict", _pairs(place, values, depth)]}
 
 
@@ -137,13 +137,13 @@ _ENCODE: dict[str, Callable[[str, Any, int], Any]] = {
 }
 
 
-def _decoded(body: Any) -> Any:
+def _decode(body: Any) -> Any:
     if isinstance(body, list):
-        return [_decoded(each) for each in body]
+        return [_decode(each) for each in body]
     if not isinstance(body, dict):
         return body
     if TAG not in body:
-        return {key: _decoded(value) for key, value in body.items()}
+        return {key: _decode(value) for key, value in body.items()}
     kind, *rest = body[TAG]
     return _DECODE[kind](*rest)
 
@@ -154,12 +154,12 @@ def _from_numpy(dtype: str, scalar: bool, shape: list[int], data: str) -> Any:
 
 
 _DECODE: dict[str, Callable[..., Any]] = {
-    "dict": lambda pairs: {_decoded(key): _decoded(value) for key, value in pairs},
-    "counter": lambda pairs: Counter({_decoded(key): _decoded(value) for key, value in pairs}),
-    "tuple": lambda values: tuple(map(_decoded, values)),
-    "set": lambda values: set(map(_decoded, values)),
-    "frozenset": lambda values: frozenset(map(_decoded, values)),
-    "deque": lambda maxlen, values: deque(map(_decoded, values), maxlen),
+    "dict": lambda pairs: {_decode(key): _decode(value) for key, value in pairs},
+    "counter": lambda pairs: Counter({_decode(key): _decode(value) for key, value in pairs}),
+    "tuple": lambda values: tuple(map(_decode, values)),
+    "set": lambda values: set(map(_decode, values)),
+    "frozenset": lambda values: frozenset(map(_decode, values)),
+    "deque": lambda maxlen, values: deque(map(_decode, values), maxlen),
     "float": float,
     "bytes": bytes.fromhex,
     "numpy": _from_numpy,

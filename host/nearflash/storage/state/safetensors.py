@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.unchanged import UnchangedFile
-from nearflash.support.files import replaced
+from nearflash.support.files import replace_file
 
 __all__ = [
     "ITEM_BYTES",
     "Checksums",
     "StoredTensor",
     "TensorFile",
-    "checked_header",
+    "encode_header",
     "new_file",
     "tensors_header",
     "write_tensors",
@@ -89,7 +89,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     if os.path.lexists(path):
         raise StateError(f"{path} must not exist yet")
     try:
-        with replaced(path, keep_existing=True) as file:
+        with replace_file(path, keep_existing=True) as file:
             yield file
     except FileExistsError as error:
         raise StateError(f"{path} must not exist yet: another one was written meanwhile") from error
@@ -130,10 +130,10 @@ def tensors_header(
     for tensor in tensors:
         start, end = end, end + tensor.size_bytes
         header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
-    return checked_header(header, size_bytes)
+    return encode_header(header, size_bytes)
 
 
-def checked_header(header: Mapping[str, Any], size_bytes: int = 0) -> bytes:
+def encode_header(header: Mapping[str, Any], size_bytes: int = 0) -> bytes:
     """The header's bytes, of whole 8 and `size_bytes` at least, with their checksum where its metadata has a place."""
     metadata = header.get("__metadata__")
     if isinstance(metadata, dict) and _HEADER in metadata:

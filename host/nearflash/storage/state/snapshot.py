@@ -19,7 +19,7 @@ from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.io.sealed import is_sealed
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.superblock import last_and_previous
-from nearflash.support.files import replaced
+from nearflash.support.files import replace_file
 
 __all__ = ["copy", "make_folder", "reflink", "snapshot_paths"]
 
@@ -84,7 +84,7 @@ def reflink(source: Path, path: Path) -> bool:
     Raises StateError where the name is taken.
     """
     try:
-        with source.open("rb") as original, replaced(path, keep_existing=True) as file:
+        with source.open("rb") as original, replace_file(path, keep_existing=True) as file:
             fcntl.ioctl(file.fileno(), FICLONE, original.fileno())
     except FileExistsError as error:
         raise StateError(f"{path} must not exist yet: choose another folder for the snapshot") from error

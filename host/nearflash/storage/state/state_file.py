@@ -24,7 +24,7 @@ from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.io.sealed import seal, unseal
 from nearflash.storage.state.layout import Layout
 from nearflash.storage.state.manifest import Extent, Manifest
-from nearflash.storage.state.metadata import decoded_metadata
+from nearflash.storage.state.metadata import decode_metadata
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
 from nearflash.support.files import give_name
@@ -50,7 +50,7 @@ class Version:
     extents: Mapping[tuple[str, int], Placed]
     """By array and extent index."""
     metadata: Mapping[str, Any]
-    """As `encoded_metadata` gives it."""
+    """As `encode_metadata` gives it."""
 
     @property
     def stamp(self) -> Stamp:
@@ -322,7 +322,7 @@ class StateFile:
             what, body, step=int, tensor_steps=list, slots=dict, checksums=dict, metadata=dict
         )
         check_integers(f"tensor_steps in {what}", steps)
-        decoded_metadata(metadata)
+        decode_metadata(metadata)
         counts = [len(check_integers(f"checksums in {what}", column)) for column in columns.values()]
         names = [array.name for array in self.manifest.arrays]
         placed = all(type(column) is str and len(column) == len(self.layout.extents) and not column.strip("01")

@@ -37,7 +37,7 @@ from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.direct import aligned_buffer, partial_of
 from nearflash.storage.state.assembly import Fill, create_files, discard_files, fill_files, open_files, publish_files
 from nearflash.storage.state.manifest import Extent, Manifest
-from nearflash.storage.state.metadata import decoded_metadata, encoded_metadata
+from nearflash.storage.state.metadata import decode_metadata, encode_metadata
 from nearflash.storage.state.snapshot import copy, make_folder, snapshot_paths
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
@@ -123,7 +123,7 @@ class StateStore:
             raise
         return store
 
-    def replaced(
+    def replace(
         self, manifest: Manifest, fill: Fill, stamp: Stamp, tensor_steps: Sequence[int], metadata: Mapping[str, Any]
     ) -> Self:
         """A state of other content in this one's files, complete and durable or not there at all; this one is closed.
@@ -232,7 +232,7 @@ class StateStore:
     @property
     def metadata(self) -> dict[str, Any]:
         """What was committed beside the arrays: plain values, equal to those that were given."""
-        return decoded_metadata(self._files[0].version.metadata)
+        return decode_metadata(self._files[0].version.metadata)
 
     def device_of(self, extent: Extent) -> int:
         """Which of the files holds the extent."""
@@ -280,7 +280,7 @@ class StateStore:
         """Make what was written current, durably, with new `metadata` where that is given.
 
         extents, arrays: what this step changes, all unless given; the rest stays as it is.
-        Raises StateError where one of these was not written, FormatError as `encoded_metadata` does.
+        Raises StateError where one of these was not written, FormatError as `encode_metadata` does.
         """
         changed = self.manifest.extents if extents is None else tuple(extents)
         names = [array.name for array in self.manifest.arrays] if arrays is None else list(arrays)
@@ -354,7 +354,7 @@ class StateStore:
     def _commit(self, stamp: Stamp, tensor_steps: Sequence[int], metadata: Mapping[str, Any]) -> None:
         if len(tensor_steps) != len(self.manifest.tensors):
             raise ShapeError(f"tensor_steps must be of {len(self.manifest.tensors)} tensors, not {len(tensor_steps)}")
-        values = encoded_metadata(metadata)
+        values = encode_metadata(metadata)
         self.each(lambda file: file.prepare(stamp, tensor_steps, values))
         self._poisoned = True  # A failed flush leaves unknown what the drives hold: only opening again can tell.
         self.each(StateFile.flush)

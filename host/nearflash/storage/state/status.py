@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.storage.state.manifest import StateArray
-from nearflash.storage.state.metadata import encoded_metadata
+from nearflash.storage.state.metadata import encode_metadata
 from nearflash.storage.state.state_store import StateStore
 
 __all__ = ["FileStatus", "StateStatus"]
@@ -73,4 +73,4 @@ class StateStatus:
         extents = sum(file.extents for file in self.files)
         for index, file in enumerate(self.files):
             yield f"file {index}: {file.path}, {file.size_bytes} bytes, {file.extents} of {extents} extents"
-        yield f"metadata {json.dumps(encoded_metadata(self.metadata))}"
+        yield f"metadata {json.dumps(encode_metadata(self.metadata))}"

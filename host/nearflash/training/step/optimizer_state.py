@@ -17,7 +17,7 @@ from nearflash.abi.optimizers import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
-from nearflash.storage.state.carry import carried
+from nearflash.storage.state.carry import carry_over
 from nearflash.storage.state.superblock import Stamp
 from nearflash.training.gradients.compression import Compressor, TopK
 from nearflash.training.step.extent_update import ExtentUpdate
@@ -256,8 +256,8 @@ class OptimizerState:
         if self._schedule.step is not None and not self._schedule.step.ended:
             self._schedule.step.discard()
         stamp = replace(stamp, commit=secrets.token_hex(8)) if source is self.store else stamp
-        fill = carried(source, flat.manifest, flat.put_parameters)
-        store = self.store.replaced(flat.manifest, fill, stamp, steps, source.metadata)
+        fill = carry_over(source, flat.manifest, flat.put_parameters)
+        store = self.store.replace(flat.manifest, fill, stamp, steps, source.metadata)
         self.store, self.flat = store, flat
         try:
             self._schedule.close()

@@ -7,7 +7,7 @@ import numpy as np
 
 from nearflash.sim.trace.recording import BusState, Recording
 from nearflash.sim.trace.spans import PHASES, channel_figures, head_spans
-from nearflash.support.files import replaced
+from nearflash.support.files import replace_file
 
 __all__ = ["plot"]
 
@@ -30,7 +30,7 @@ def plot(recording: Recording, path: Path) -> None:
     _draw_heads(rows[-1], recording, us)
     rows[0].legend(ncols=len(_STATES), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderpad=0)
     rows[-1].set_xlabel(f"time at {recording.clock_hz / 1e6:.0f} MHz, µs")
-    with replaced(path) as out:
+    with replace_file(path) as out:
         figure.savefig(out, format="png", dpi=90)
 
 

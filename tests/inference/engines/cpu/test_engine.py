@@ -189,7 +189,7 @@ def test_counters_lose_nothing_to_several_threads():
     def count(_):
         for _ in range(each):
             counters.count("token", 1)
-            with counters.timed("read"):
+            with counters.time_phase("read"):
                 pass
 
     interval = sys.getswitchinterval()

@@ -7,7 +7,7 @@ from nearflash.abi.attention.codeword import SEALED_BYTES
 from nearflash.abi.attention.pages import PageEntry
 from nearflash.device import open_device
 from nearflash.inference.engines.device.suffixes import DeviceSuffixes
-from nearflash.storage.flash.page import sealed_codewords
+from nearflash.storage.flash.page import seal_codewords
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -29,7 +29,7 @@ def test_entries_point_to_sealed_groups(make_store, make_layout, shape, filled, 
             assert entries.shape == (3, len(groups))
             space = (0, 0), (0, groups.stop * 8 - k.shape[1]), (0, 0)
             full = [np.pad(x[:, stored.flash_tokens :], space) for x in (k, v)]
-            want = sealed_codewords(store.pages.token_pages(store.pages.token_keys(number, 1, groups), *full))
+            want = seal_codewords(store.pages.token_pages(store.pages.token_keys(number, 1, groups), *full))
             memory = suffixes._suffixes[number, 1].buffer
             for word, page in zip(entries.reshape(-1), want, strict=True):
                 entry = PageEntry.unpack(int(word))

@@ -20,7 +20,7 @@ from nearflash.inference.engines.gpu.engine import GpuEngine
 from nearflash.inference.engines.gpu.kernels import (
     attend_runs,
     entry_keys,
-    joined,
+    join_parts,
     score_index,
     score_keys,
     score_query,
@@ -177,7 +177,7 @@ def test_kernels_are_right_at_odd_shapes(gpu):
     given = q, k_at, torch.full((2,), 48), first, torch.tensor([3, 1]), ends
     parts = attend_runs(*(x.to(gpu) for x in given), 37, 96, entries.to(gpu), 4, 0.0)
     assert parts[0].shape[1] == 3
-    out, log_sum = (x.cpu() for x in joined([parts]))
+    out, log_sum = (x.cpu() for x in join_parts([parts]))
     for row, end in enumerate(ends.tolist()):
         keys, values = (x[:end] for x in kv[row].float().flatten(0, 1).unbind(1))
         logits = (q[row] @ keys.mT).masked_fill(~chosen[row, :end], -torch.inf)
@@ -247,7 +247,7 @@ def stored_of(tokens, flash_tokens, kv):
 
 def test_only_new_tokens_are_sent(monkeypatch, gpu):
     kv, sent = np.random.default_rng(1).standard_normal((2, 3, 400, 8)).astype(np.float16), []
-    send = gpu_memory.uploaded
+    send = gpu_memory.upload
     monkeypatch.setattr(
         gpu_memory, "uploaded", lambda array, device: sent.append(array.size // (2 * 3 * 8)) or send(array, device)
     )

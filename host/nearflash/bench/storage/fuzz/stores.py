@@ -30,9 +30,9 @@ from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.sealed import unseal
 from nearflash.storage.kv import KvStore
 from nearflash.storage.kv.journal import journal_path
-from nearflash.storage.kv.kept import kept_store
+from nearflash.storage.kv.kept import open_kept_store
 from nearflash.storage.state.exchange import export_state, import_state
-from nearflash.storage.state.safetensors import checked_header
+from nearflash.storage.state.safetensors import encode_header
 
 __all__ = ["export", "flash", "forged_label", "kept", "sequence_values", "state"]
 
@@ -129,7 +129,7 @@ def _forged_export(content: bytes, rng: random.Random) -> bytes:
         metadata["nearflash"] = json.dumps(forged_json(json.loads(metadata["nearflash"]), rng))
     else:
         header = forged_json(header, rng)
-    text = checked_header(header) if isinstance(header, dict) else json.dumps(header).encode()
+    text = encode_header(header) if isinstance(header, dict) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
@@ -212,7 +212,7 @@ def kept(folder: Path) -> Subject:
 
 
 def _opened(folder: Path) -> KvStore:
-    return kept_store(folder / _KV, SHAPE, LAYOUT, GEOMETRY, direct=False)
+    return open_kept_store(folder / _KV, SHAPE, LAYOUT, GEOMETRY, direct=False)
 
 
 def _live(folder: Path, turns: Sequence[F16], versions: dict[str, F16], *, first: int = 0, name: str = "own") -> None:

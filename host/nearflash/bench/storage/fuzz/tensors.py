@@ -37,7 +37,7 @@ from nearflash.device.backends.host import topk as host_topk
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile
-from nearflash.storage.state.safetensors import checked_header
+from nearflash.storage.state.safetensors import encode_header
 from nearflash.weights import PackedTensor, compress_tensor, expand, open_checkpoint, pack, quantize, write_file
 from nearflash.weights.checkpoint import SINGLE, write_index
 from nearflash.weights.compress import dense_tensor
@@ -132,7 +132,7 @@ def _forged_weights(content: bytes, rng: random.Random) -> bytes:
         metadata = header["__metadata__"]
         metadata[kind] = json.dumps(forged_json(json.loads(metadata[kind]), rng))
     size = length if kind == "stream" else 0  # as long as it was, so that streams begin at multiples of 64
-    text = checked_header(header, size) if isinstance(header, dict) else json.dumps(header).encode()
+    text = encode_header(header, size) if isinstance(header, dict) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(data)
 
 

@@ -34,7 +34,7 @@ from nearflash.planning.shapes import from_config
 from nearflash.planning.terms import Workload
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.measure import Rate
-from nearflash.storage.io.profile import keep_profile, known_profile
+from nearflash.storage.io.profile import find_profile, keep_profile
 from nearflash.storage.kv import KvLayout, KvShape
 from nearflash.storage.kv.journal import SequenceJournal, journal_line
 from nearflash.storage.kv.sequence import Tags
@@ -149,7 +149,7 @@ def drives(folder: Path) -> Subject:
     for number in range(2):
         rates = [Rate("read", 1 << 20, 2, 3.0 + number, 2.5, 4.5), Rate("random", 4096, 1, 0.05, 0.04, 0.06)]
         keep_profile(folder, rates, f"2026-02-0{3 + number}", folder / str(number))
-    return _json_subject(folder, lambda place: known_profile(place, place / FILE))
+    return _json_subject(folder, lambda place: find_profile(place, place / FILE))
 
 
 def _json_subject(folder: Path, read: Callable[[Path], object]) -> Subject:

@@ -115,8 +115,8 @@ class CpuEngine(PagedEngine):
         self._index.drop(sequence)
         super()._forget(sequence)
 
-    def _gathered(self, groups: Groups) -> Tensor:
-        return torch.from_numpy(groups.gathered())
+    def _gather(self, groups: Groups) -> Tensor:
+        return torch.from_numpy(groups.gather())
 
     def _suffix(self, stored: StoredHead) -> Tensor:
         return torch.from_numpy(np.stack([stored.suffix_k, stored.suffix_v]))
@@ -180,4 +180,4 @@ class CpuEngine(PagedEngine):
 
     def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Have the reader of index pages do it after what it was asked for before."""
-        return self._asked_of(self._reader, call, *args, **kwargs)
+        return self._submit(self._reader, call, *args, **kwargs)

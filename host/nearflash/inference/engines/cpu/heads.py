@@ -72,7 +72,7 @@ class Heads:
         """Ask for what the scores need, and is not in memory; index: the engine's."""
         if self._takes_all:
             return
-        self._kept = self.reads.kept_index(index)
+        self._kept = self.reads.find_index(index)
         if self._kept is None:
             self._index = ask(self.reads.index, self._dims, index)
         self._suffix = None if self.reads.suffix_kept else ask(self.reads.suffix)

@@ -77,7 +77,7 @@ class DeviceEngine(StoreEngine):
             )
         several = q.ndim == 5
         with self._lock:
-            with self._counters.timed("place"):
+            with self._counters.time_phase("place"):
                 stored = [self.store.layer(sequence, layer) for sequence in sequences]
                 suffixes = [self._suffixes.entries(one) for one in stored]
                 heads = [
@@ -86,7 +86,7 @@ class DeviceEngine(StoreEngine):
                     for head in range(self.kv_heads)
                     for tokens, own in _by_token(one.tokens, queries[head] if several else queries[head][None])
                 ]
-            with self._counters.timed("attend"):
+            with self._counters.time_phase("attend"):
                 done = attend(self.device, heads, contexts=most_contexts(self._config, heads))
             for batch in done.batches:
                 self._counters.count("codeword", batch.counters["codewords_asked"] * CODEWORD_BYTES)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.codeword import SEALED_BYTES
 from nearflash.device.base import Buffer, Device
 from nearflash.storage.flash.memory import memory_entries
-from nearflash.storage.flash.page import sealed_codewords
+from nearflash.storage.flash.page import seal_codewords
 from nearflash.storage.kv import KvStore, StoredHead
 
 __all__ = ["DeviceSuffixes"]
@@ -72,7 +72,7 @@ class DeviceSuffixes:
         space = (0, 0), (0, groups.stop * size - stored.tokens), (0, 0)
         k, v = (np.pad(each[:, start:], space) for each in (stored.suffix_k, stored.suffix_v))
         keys = self._store.pages.token_keys(page_tag.sequence, page_tag.layer, groups)
-        sealed = sealed_codewords(self._store.pages.token_pages(keys, k, v))
+        sealed = seal_codewords(self._store.pages.token_pages(keys, k, v))
         by_group = sealed.reshape(heads, len(groups), self._group_bytes).swapaxes(0, 1)
         place = (groups.start - suffix.first) * heads * self._group_bytes
         suffix.buffer.host[place : place + sealed.nbytes] = by_group.reshape(-1)

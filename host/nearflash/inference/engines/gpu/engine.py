@@ -23,15 +23,15 @@ from nearflash.inference.engines.gpu.kernels import (
     Partial,
     attend_runs,
     entry_keys,
-    joined,
+    join_parts,
     score_index,
     score_keys,
     score_query,
 )
-from nearflash.inference.engines.gpu.memory import GpuIndex, GpuPages, GpuSuffixes, uploaded, uploaded_together
+from nearflash.inference.engines.gpu.memory import GpuIndex, GpuPages, GpuSuffixes, upload, upload_together
 from nearflash.inference.engines.paged.engine import PagedEngine
 from nearflash.inference.engines.paged.reads import Groups, SequenceReads
-from nearflash.inference.engines.paged.softmax import AttentionForm, capped, with_sinks
+from nearflash.inference.engines.paged.softmax import AttentionForm, cap, with_sinks
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.sparse.attention import PROBABILITY_KEY, scan_of
 from nearflash.inference.sparse.selection import choose
@@ -70,8 +70,8 @@ class GpuEngine(PagedEngine):
         softcap: float | None = None, sinks: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:  # fmt: skip
         """See Engine.attend; q of the host is sent to the device."""
-        kept = None if sinks is None else uploaded(sinks, self._on)
-        states = uploaded(q, self._on)
+        kept = None if sinks is None else upload(sinks, self._on)
+        states = upload(q, self._on)
         out = self.attend_tensor(layer, sequences, states, scaling, softcap=softcap, sinks=kept)
         return np.asarray(out.cpu().numpy())
 
@@ -130,11 +130,11 @@ class GpuEngine(PagedEngine):
                     parts.append(_Rows(self, rows, reads, [suffixes[row] for row in rows], q, policy, whole))
         return parts
 
-    def _gathered(self, groups: Groups) -> Tensor:
+    def _gather(self, groups: Groups) -> Tensor:
         """Groups in the order of their tokens, (n, elements)."""
         self._joins_stream()
-        places = uploaded(groups.places, self._on)
-        new = uploaded(groups.new, self._on)
+        places = upload(groups.places, self._on)
+        new = upload(groups.new, self._on)
         data = torch.empty((len(places), self._pages.tensor.shape[1]), dtype=torch.float16, device=self._on)
         kept = places >= 0
         data[kept], data[~kept] = self._pages.tensor[places[kept]], new[-1 - places[~kept]]
@@ -200,13 +200,13 @@ class _Rows:
     def attend(self, form: AttentionForm[Tensor]) -> Tensor:
         """(n, g, d)."""
         q = self._q * form.scaling
-        out, log_sum = joined(self._attended(q, form.softcap or 0.0))
+        out, log_sum = join_parts(self._attend_groups(q, form.softcap or 0.0))
         sinks = None if form.sinks is None else form.sinks[self._heads].float().repeat(len(self.reads), 1)
         if self._alpha is None:
             return with_sinks(out, log_sum.unsqueeze(-1), None, sinks)
         alpha = self._alpha.unsqueeze(-1)
         mean = np.concatenate([reads.stored.v_mean[self._heads] for reads in self.reads])
-        out = alpha * out + (1 - alpha) * uploaded(mean, q.device)[:, None]
+        out = alpha * out + (1 - alpha) * upload(mean, q.device)[:, None]
         return with_sinks(out, log_sum.unsqueeze(-1), alpha, sinks)
 
     def _choose(self, form: AttentionForm[Tensor]) -> Tensor:
@@ -220,10 +220,10 @@ class _Rows:
         each = [self._policy.resolve(count, dim, layout) for count in tokens]
         rows = [index.rows(reads, count) if count else () for reads, count in zip(self.reads, blocks, strict=True)]
         later = [
-            suffix[0] if reads.suffix_kept else self._unindexed(reads)
+            suffix[0] if reads.suffix_kept else self._read_unindexed(reads)
             for reads, suffix in zip(self.reads, self._suffixes, strict=True)
         ]
-        codes_at, factors_at, k_at, whole, first, counts, top_k, ends, windows = uploaded_together(
+        codes_at, factors_at, k_at, whole, first, counts, top_k, ends, windows = upload_together(
             q.device, *(self._at(own[part] if own else None for own in rows) for part in range(2)), self._at(later),
             *map(self._of_heads, (
                 blocks, [count * layout.block_tokens for count in blocks], [k.shape[1] for k in later],
@@ -237,26 +237,26 @@ class _Rows:
             score_keys(part, k_at, first, counts, most, scores)
         logits = scores
         if form.softcap is not None:  # what is no token stays so
-            logits = capped(scores, form.softcap).masked_fill(scores == -torch.inf, -torch.inf)
+            logits = cap(scores, form.softcap).masked_fill(scores == -torch.inf, -torch.inf)
         ranked, factor = (None, PROBABILITY_KEY) if scan.by_probability else (logits, LOG2E)
         keys, weights, shares = entry_keys(logits.softmax(dim=-1), ranked, ends, windows, scan.entry_tokens, factor)
         chosen = choose(keys, top_k, weights, scan.top_p)
         self._alpha = (shares * chosen.unsqueeze(1)).sum(dim=-1)
         return chosen
 
-    def _unindexed(self, reads: SequenceReads) -> Tensor:
+    def _read_unindexed(self, reads: SequenceReads) -> Tensor:
         """K (kv_heads, t, d) of the tokens after the whole index blocks, some of them on flash."""
         k = reads.suffix()
         every = np.zeros((self._engine.kv_heads, *k.shape[1:]), k.dtype)
         every[self._heads] = k
-        return uploaded(every, self._q.device)
+        return upload(every, self._q.device)
 
-    def _attended(self, q: Tensor, softcap: float) -> list[Partial]:
+    def _attend_groups(self, q: Tensor, softcap: float) -> list[Partial]:
         """Attention to the groups that were asked for, and to what the store has in memory."""
         layout, dim, flat = self._layout, q.shape[-1], self._of_heads
         groups = [asked.result() for asked in self._groups]
         self._engine._joins_stream()
-        new = [uploaded(own.new, q.device) if (own.places < 0).any() else None for own in groups]
+        new = [upload(own.new, q.device) if (own.places < 0).any() else None for own in groups]
         suffix_runs = [-(-suffix.shape[2] // _RUN_TOKENS) for suffix in self._suffixes]
         ends = flat([reads.tokens for reads in self.reads])
         of_groups = self._group_runs(groups, new)
@@ -267,7 +267,7 @@ class _Rows:
             flat([reads.stored.flash_tokens for reads in self.reads])[:, None] + number * _RUN_TOKENS,
             flat(suffix_runs),
         )
-        sent = uploaded_together(q.device, *of_groups, *of_suffixes, ends)
+        sent = upload_together(q.device, *of_groups, *of_suffixes, ends)
         parts, limit, entry = [], sent.pop(), self._policy.entry_tokens(layout)
         of_both = (sent[:4], layout.group_tokens, layout.steps(dim)[0]), (sent[4:], _RUN_TOKENS, dim)
         for (k_at, behind, first, counts), each, step in of_both:

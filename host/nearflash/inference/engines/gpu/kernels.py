@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Partial", "attend_runs", "entry_keys", "joined", "score_index", "score_keys", "score_query"]
+__all__ = ["Partial", "attend_runs", "entry_keys", "join_parts", "score_index", "score_keys", "score_query"]
 
 Partial = tuple[Tensor, Tensor, Tensor]
 """Of an attention to some of the tokens: largest logit and sum of exponentials (n, splits, g), and outputs (…, d)."""
@@ -118,7 +118,7 @@ def entry_keys(
     return keys, plain, shares
 
 
-def joined(parts: list[Partial]) -> tuple[Tensor, Tensor]:
+def join_parts(parts: list[Partial]) -> tuple[Tensor, Tensor]:
     """Attention to the tokens of all parts, (n, g, d), and the logarithm of the sum of all exponentials, (n, g)."""
     largest, total, out = parts[0] if len(parts) == 1 else (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
     rows, splits, group, dim = out.shape

@@ -12,13 +12,13 @@ from nearflash.inference.engines.paged.page_cache import PageCache
 from nearflash.inference.engines.paged.reads import SequenceReads
 from nearflash.storage.kv import StoredHead
 
-__all__ = ["GpuIndex", "GpuPages", "GpuSuffixes", "uploaded", "uploaded_together"]
+__all__ = ["GpuIndex", "GpuPages", "GpuSuffixes", "upload", "upload_together"]
 
 _STAGED_BYTES = 1 << 16
 """CUDA itself takes so few at once, wherever they lie (CUDA Runtime API, "API synchronization behavior")."""
 
 
-def uploaded(array: NDArray, device: torch.device) -> Tensor:
+def upload(array: NDArray, device: torch.device) -> Tensor:
     """An array on the device; on a GPU by way of page-locked memory, behind what its stream does."""
     source = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
@@ -26,10 +26,10 @@ def uploaded(array: NDArray, device: torch.device) -> Tensor:
     return (source if source.nbytes <= _STAGED_BYTES else source.pin_memory()).to(device, non_blocking=True)
 
 
-def uploaded_together(device: torch.device, *arrays: NDArray[np.int64]) -> list[Tensor]:
+def upload_together(device: torch.device, *arrays: NDArray[np.int64]) -> list[Tensor]:
     """Arrays of int64 on the device, by one copy."""
     sizes = [array.size for array in arrays]
-    parts = uploaded(np.concatenate([array.reshape(-1) for array in arrays]), device).split(sizes)
+    parts = upload(np.concatenate([array.reshape(-1) for array in arrays]), device).split(sizes)
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
@@ -46,7 +46,7 @@ class GpuPages(PageCache):
         return np.empty((0, self._group_bytes // 2), np.float16)
 
     def _keep(self, places: list[int], new: NDArray[np.float16]) -> None:
-        self.tensor[torch.tensor(places, dtype=torch.int64, device=self.tensor.device)] = uploaded(
+        self.tensor[torch.tensor(places, dtype=torch.int64, device=self.tensor.device)] = upload(
             new, self.tensor.device
         )
 
@@ -67,7 +67,7 @@ class GpuIndex:
         if before is not None and have >= blocks:
             return before[0][:, :blocks], before[1][:, :blocks]
         read = reads.blocks(range(have, blocks))
-        new = uploaded(read.codes, self._device), uploaded(read.factors, self._device)
+        new = upload(read.codes, self._device), upload(read.factors, self._device)
         rows = new if before is None else (torch.cat([before[0], new[0]], 1), torch.cat([before[1], new[1]], 1))
         if self.size_bytes + read.size_bytes <= self._limit_bytes:
             self._kept[key] = rows
@@ -109,7 +109,7 @@ class GpuSuffixes:
                 lacking.append((kept, tokens))
                 new += [suffix[:, kept.tokens :].reshape(-1) for suffix in (stored.suffix_k, stored.suffix_v)]
         if lacking:
-            sent = uploaded(np.concatenate(new), self._device)
+            sent = upload(np.concatenate(new), self._device)
             for kept, tokens in lacking:
                 place = kept.kv[:, :, kept.tokens : tokens]
                 place.copy_(sent[: place.numel()].view(place.shape))

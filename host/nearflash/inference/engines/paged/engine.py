@@ -62,7 +62,7 @@ class PagedEngine(StoreEngine):
             return np.asarray(self._several(layer, sequence, states.float(), form, seen).cpu().numpy())
 
     @abstractmethod
-    def _gathered(self, groups: Groups) -> Tensor:
+    def _gather(self, groups: Groups) -> Tensor:
         """Groups in the order of their tokens, (n, elements)."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class PagedEngine(StoreEngine):
     @contextmanager
     def _call(self, layer: int, sequences: Sequence[int]) -> Iterator[None]:
         """A call of `attend`: nothing that it asked for is under way afterwards."""
-        with self._lock, self._counters.timed("attend"):
+        with self._lock, self._counters.time_phase("attend"):
             self._pages.begin(layer, sequences)
             try:
                 yield
@@ -112,7 +112,7 @@ class PagedEngine(StoreEngine):
         for number, groups in enumerate(parts):
             if number + 1 < len(parts):
                 asked.append(ask(parts[number + 1]))  # the next part is read while this one is computed
-            pages = self._gathered(asked.pop(0).result()).float().unflatten(0, (heads, len(groups)))
+            pages = self._gather(asked.pop(0).result()).float().unflatten(0, (heads, len(groups)))
             softmax.add(*self._values(pages), groups.start * layout.group_tokens)
         k, v = self._suffix(stored).float()
         softmax.add(k, v, stored.flash_tokens)
@@ -129,9 +129,9 @@ class PagedEngine(StoreEngine):
 
     def _ask_groups(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Have a reader of KV page groups do it."""
-        return self._asked_of(self._readers, call, *args, **kwargs)
+        return self._submit(self._readers, call, *args, **kwargs)
 
-    def _asked_of(
+    def _submit(
         self, readers: ThreadPoolExecutor, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
     ) -> Future[_R]:
         """Have one of these threads do it; the call of `attend` ends when it is done."""

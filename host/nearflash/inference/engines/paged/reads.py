@@ -35,7 +35,7 @@ class Groups:
     """Pages in memory, (rows, elements of a group's pages)."""
     new: F16
 
-    def gathered(self) -> F16:
+    def gather(self) -> F16:
         """All of them, (groups, elements)."""
         if (self.places < 0).all():
             return self.new[-1 - self.places]
@@ -60,16 +60,16 @@ class SequenceReads:
         found = memory.find(self.stored.sequence, self.stored.page_tag.layer, heads, number)
         ends = np.cumsum(wanted.sum(axis=1))
         if len(lacking := found.lacking):
-            return ask(self._filled, memory, found, ends, lacking)
+            return ask(self._fill, memory, found, ends, lacking)
         done = Future[Groups]()
         done.set_result(Groups(number, ends, found.places, memory.data, memory.data[:0]))
         return done
 
-    def _filled(self, memory: PageCache, found: Found, ends: Ints, lacking: Ints) -> Groups:
+    def _fill(self, memory: PageCache, found: Found, ends: Ints, lacking: Ints) -> Groups:
         new = self._groups(found.heads[lacking], found.groups[lacking], self._store.layout.group_pages)
         return Groups(found.groups, ends, memory.fill(found, new), memory.data, new)
 
-    def kept_index(self, memory: IndexCache) -> IndexRows | None:
+    def find_index(self, memory: IndexCache) -> IndexRows | None:
         """Rows of all dims and all whole blocks, where they are in memory."""
         kept = memory.get(self.stored.sequence, self.stored.page_tag.layer)
         if kept is None or kept.codes.shape[1] < self.tokens // self._store.layout.block_tokens:
@@ -90,7 +90,7 @@ class SequenceReads:
         if kept is not None and have == blocks:
             return kept.of(self.heads), dims
         places = np.broadcast_to(np.arange(dims.shape[1]), dims.shape)
-        rows = self._chosen_rows(dims, range(have, blocks))
+        rows = self._read_rows(dims, range(have, blocks))
         return (rows if kept is None else kept.over(self.heads, dims).with_blocks(rows)), places
 
     @property
@@ -134,7 +134,7 @@ class SequenceReads:
         every, pages = (x.reshape(-1) for x in np.meshgrid(heads, indices, indexing="ij"))
         return rows_of_pages(self._index_pages(every, pages), layout, len(heads))
 
-    def _chosen_rows(self, dims: Ints, blocks: range) -> IndexRows:
+    def _read_rows(self, dims: Ints, blocks: range) -> IndexRows:
         """Rows over `dims` (heads, r), from the pages that hold one of them."""
         layout = self._store.pages.index_layout
         page, line = np.divmod(dims, layout.rows)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionForm", "OnlineSoftmax", "capped", "with_sinks"]
+__all__ = ["AttentionForm", "OnlineSoftmax", "cap", "with_sinks"]
 
 
 _Sinks = TypeVar("_Sinks")
@@ -52,7 +52,7 @@ class OnlineSoftmax:
         """Tokens first, first + 1, …: k and v (H, T, d). Those of the first call begin with token 0."""
         if not k.shape[1]:
             return
-        logits = capped(self._q @ k.mT, self._softcap)
+        logits = cap(self._q @ k.mT, self._softcap)
         if self._hidden is not None:
             logits = logits.masked_fill(self._hidden[:, first : first + k.shape[1]], -torch.inf)
         elif first + k.shape[1] > int(self._place[0]) + 1:
@@ -69,7 +69,7 @@ class OnlineSoftmax:
         return (self._out / self._sum.clamp_min(torch.finfo(self._out.dtype).tiny)).reshape(self._shape)
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
+def cap(logits: Tensor, softcap: float | None) -> Tensor:
     """softcap·tanh(logits / softcap); as they are without softcap."""
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
