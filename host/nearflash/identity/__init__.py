@@ -1,4 +1,4 @@
-"""What decides a model's results, as digests of all its content: sessions, results and policies compare it."""
+"""Digests of all that decides a model's results: sessions, results and policies compare it."""
 
 from nearflash.identity.configuration import configuration_digest
 from nearflash.identity.files import file_digest

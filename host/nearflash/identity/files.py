@@ -75,7 +75,7 @@ def _place(stamp: dict[str, int]) -> Path:
 
 
 def _recall(stamp: dict[str, int]) -> str | None:
-    """Of a file of the user's own that nobody else can write; anything else counts as none."""
+    """The digest in a file of the user's own that nobody else can write; anything else counts as none."""
     try:
         place = _place(stamp)
         status = place.lstat()

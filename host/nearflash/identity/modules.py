@@ -1,4 +1,4 @@
-"""What a model's modules are beside their tensors: classes, settings, adapters, and functions of the user's own.
+"""A model's modules beside their tensors: classes, settings, adapters, and functions of the user's own.
 
 Code of installed packages is known by the names of its classes. A function of the user's own (a subclass's `forward`, a
 replaced one, a hook) is compared by its bytecode and by the numbers and tensors that it refers to.
@@ -77,7 +77,7 @@ def is_recomputed(module: torch.nn.Module, leaf: str) -> bool:
 
 
 def adapter_states(model: torch.nn.Module) -> dict[str, Any]:
-    """Of each adapted layer (peft): adapters in use, merged or not, whether disabled, and their settings."""
+    """For each adapted layer (peft): adapters in use, merged or not, whether disabled, and their settings."""
     found = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if adapters := _adapters_of(module):

@@ -65,7 +65,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _codes(value: Tensor) -> list[Tensor]:
-    """Of a tensor of torch's own quantised dtypes."""
+    """The codes of a tensor of torch's own quantised dtypes."""
     if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return [value.int_repr(), torch.tensor([value.q_scale(), value.q_zero_point()], dtype=torch.float64)]
     return [value.int_repr(), value.q_per_channel_scales(), value.q_per_channel_zero_points()]
@@ -102,7 +102,7 @@ def tensor_digests(
 
 
 def _place(name: str, tensor: Tensor) -> _Place:
-    """Where a tensor's bytes lie. Raises UnsupportedError where it has none of its own."""
+    """The place of a tensor's bytes. Raises UnsupportedError where it has none of its own."""
     try:
         if tensor.layout is not torch.strided:
             raise ValueError("no plain bytes")
@@ -113,7 +113,7 @@ def _place(name: str, tensor: Tensor) -> _Place:
 
 
 def content_digest(tensor: Tensor) -> str:
-    """Of one tensor: see `tensor_digests`."""
+    """The digest of one tensor: see `tensor_digests`."""
     return tensor_digests(iter([("tensor", tensor)]))["tensor"]
 
 

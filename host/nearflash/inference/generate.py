@@ -29,7 +29,7 @@ __all__ = ["Generated", "ends_of", "generate", "settings_of"]
 
 @dataclass(frozen=True)
 class Generated:
-    """What came of the prompts, in their order."""
+    """The texts of the prompts, in their order."""
 
     texts: list[str]
     tokens: list[list[int]]
@@ -123,7 +123,7 @@ def settings_of(
 
 
 def ends_of(settings: GenerationSettings, tokenizer: Any) -> Ends:
-    """Where texts of a batch end; one for each batch. Raises CommandError for criteria that are none."""
+    """Ends of the texts of a batch; one for each batch. Raises CommandError for criteria that are none."""
     criteria = settings.extras.get("stopping_criteria") or ()
     criteria = list(criteria) if isinstance(criteria, list | tuple) else [criteria]
     if not all(map(callable, criteria)):

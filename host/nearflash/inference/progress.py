@@ -98,7 +98,7 @@ class Tick(StoppingCriteria):
 
 
 class Ends(StoppingCriteria):
-    """Where each text ends: at a stop token, or where one of the strings or criteria ends it.
+    """The end of each text: at a stop token, or where one of the strings or criteria ends it.
 
     transformers goes on with a text that has ended while others of its batch have not; what it adds is cut off here.
     """
@@ -121,7 +121,7 @@ class Ends(StoppingCriteria):
         return token in self._stops or row in self._widths
 
     def new_tokens(self, row: int, tokens: list[int], prompt: int) -> list[int]:
-        """Of a row of the batch, after `prompt` tokens, up to its end."""
+        """The tokens of a row of the batch, after `prompt` tokens, up to its end."""
         new = tokens[prompt : self._widths.get(row)]
         end = next((place for place, token in enumerate(new) if token in self._stops), len(new))
         return new[: end + 1]

@@ -169,7 +169,7 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """What one generation does."""
+    """The settings of one generation."""
 
     fields: Mapping[str, Any]
     """Every field, resolved; lengths are numbers of new tokens."""
@@ -179,7 +179,7 @@ class GenerationSettings:
 
     @property
     def max_new_tokens(self) -> int:
-        """Of each text."""
+        """Most new tokens of each text."""
         return int(self.fields["max_new_tokens"])
 
     @property
@@ -291,7 +291,7 @@ def reject_by_name(is_untouched: Callable[[], bool]) -> Iterator[None]:
 
 
 def _defaults() -> dict[str, Any]:
-    """Of every field, transformers'."""
+    """Transformers' default of every field."""
     return dict.fromkeys(FIELDS) | {
         name: value for name, value in GenerationConfig._get_default_generation_params().items()
         if name in FIELDS and name != "max_length"

@@ -150,7 +150,7 @@ def _page_bytes(profile: DriveProfile) -> int:
 
 
 def drive_profile(path: Path | None) -> DriveProfile | None:
-    """Of the drive that K and V will lie on (None: temporary files'), where its reads were measured.
+    """The profile of the drive that K and V will lie on (None: temporary files'), where its reads were measured.
 
     Raises StateError for a damaged file of profiles.
     """

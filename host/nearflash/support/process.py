@@ -1,4 +1,4 @@
-"""What Linux states of this process. Sources: proc(5), getrusage(2)."""
+"""Linux's figures of this process. Sources: proc(5), getrusage(2)."""
 
 from pathlib import Path
 

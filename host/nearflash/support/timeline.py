@@ -1,4 +1,4 @@
-"""What ran when, for the eye: spans that chrome://tracing and ui.perfetto.dev show, one row a thread.
+"""A timeline of what ran when, for the eye: spans that chrome://tracing and ui.perfetto.dev show, one row a thread.
 
 What was predicted can stand beside it: a second process, whose clock begins with the first span.
 """

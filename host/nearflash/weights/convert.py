@@ -32,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a tensor."""
+    """The outcome for one tensor."""
 
     name: str
     form: str

@@ -72,7 +72,7 @@ def load_config(folder: ModelFolder, *, causal: bool = True) -> Any:
 
 
 def generation_config_of(folder: Path) -> GenerationConfig:
-    """What a folder's generation_config.json, or else its config.json, asks of generation.
+    """The generation settings of a folder's generation_config.json, or else of its config.json.
 
     Raises CommandError for a malformed file (transformers would take the other one in silence).
     """

@@ -195,7 +195,7 @@ def _has_rows(shape: Sequence[int]) -> bool:
 
 
 def _stream_checksum(tensor: PackedTensor) -> int | None:
-    """Of a bitmap matrix, CRC32C of its header."""
+    """CRC32C of a bitmap matrix's header."""
     return int(tensor.data[:HEADER_BYTES].view("<u4")[-1]) if tensor.form == "bitmap" else None
 
 

@@ -1,4 +1,4 @@
-"""Where a model's decoder layers are, and their linear layers."""
+"""A model's decoder layers, and their linear layers."""
 
 from typing import Any
 

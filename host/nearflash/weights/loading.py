@@ -123,7 +123,7 @@ def _check_options(budget: int | None, device: str, prefetch_bytes: int | None) 
 
 @dataclass(frozen=True)
 class _Placed:
-    """Where the tensors go that are not dense in memory; by their parameters' names."""
+    """Places of the tensors that are not dense in memory; by their parameters' names."""
 
     offloaded: dict[str, WeightsTensor]
     """Expanded whenever their module runs."""
@@ -186,7 +186,7 @@ def _offload(model: Any, placed: _Placed, device: str) -> None:
 
 
 class _ModuleWeights(Mapping[str, Tensor]):
-    """Of a map of a model's tensors, those of one module."""
+    """The tensors of one module, of a map of a model's."""
 
     def __init__(self, weights: WeightsMap, module: str) -> None:
         self._weights, self._prefix = weights, f"{module}."
@@ -202,7 +202,7 @@ class _ModuleWeights(Mapping[str, Tensor]):
 
     @property
     def dataset(self) -> Any:
-        """What peft would change when it merges an adapter. Raises UnsupportedError."""
+        """The part that peft would change when it merges an adapter. Raises UnsupportedError."""
         raise UnsupportedError(
             "weights that a budget leaves on disk cannot be merged with an adapter: load the model without budget, "
             "merge, and compress it again"

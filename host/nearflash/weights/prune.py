@@ -164,7 +164,7 @@ def _statistics(
     given: list[dict[str, Any]],
     method: str,
 ) -> dict[str, Tensor]:
-    """Of each linear layer, in fp32: sums of squares (inputs,) of its inputs, or with `sparsegpt` of products."""
+    """For each linear layer, in fp32: sums of squares (inputs,) of its inputs, or with `sparsegpt` of products."""
     found: dict[str, Tensor] = {}
     with _seeing(linears, found, products=method == "sparsegpt"):
         for each, keywords in zip(hidden, given, strict=True):

@@ -51,12 +51,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a parameter comes from: stored tensors in their places, or whatever else transformers makes of them."""
+    """The source of a parameter: stored tensors in their places, or whatever else transformers makes of them."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    """Of the parameter."""
+    """The parameter's dtype."""
     pieces: tuple[Piece, ...]
     converter: Any = None
     """transformers' conversion of `pieces`, where their places do not say it all."""
@@ -69,7 +69,7 @@ class Source:
 
     @property
     def size_bytes(self) -> int:
-        """Of the parameter."""
+        """Bytes of the parameter."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -103,7 +103,7 @@ class Source:
         return self
 
     def _convert(self, values: Sequence[Tensor]) -> Tensor:
-        """What transformers' converter makes of the pieces."""
+        """Make of the pieces what transformers' converter does."""
         made: dict[str, Any] = {}
         for pattern, value in zip(self.patterns, values, strict=True):
             made.setdefault(pattern, []).append(value)
@@ -143,7 +143,7 @@ _Found = dict[str, list[tuple[str | None, WeightsTensor]]]
 
 
 def sources_of(model: Any, tensors: Mapping[str, WeightsTensor]) -> dict[str, Source]:
-    """Of every parameter and stored buffer of a model (on the meta device) but those that are tied to another; by name.
+    """Sources of a model's parameters and stored buffers (on the meta device) but those tied to another; by name.
 
     Tied parameters of which only one is stored come from that; where both are and differ, they are untied in the model,
     as transformers does. Raises WeightsError where a tensor is missing, left over, stored twice, of another shape than

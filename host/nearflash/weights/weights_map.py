@@ -194,7 +194,7 @@ class _Buffers:
             raise
 
     def _give_back(self, more: int) -> None:
-        """What is free, as far as all and so many bytes more would be beyond the limit."""
+        """Give back what is free, as far as all and so many bytes more would be beyond the limit."""
         for room, free in self._free.items():
             while self._size_bytes + more > self._limit_bytes and free:
                 free.pop()

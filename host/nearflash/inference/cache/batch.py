@@ -17,7 +17,7 @@ __all__ = ["StoredBatch"]
 
 
 class StoredBatch:
-    """What the layers of a cache on flash share: the engine, a sequence for each row, and the columns of each call.
+    """State that layers of a cache on flash share: the engine, a sequence for each row, the columns of each call.
 
     Columns are tokens of the batch, padding included; padding is not stored.
     """
@@ -76,7 +76,7 @@ class StoredBatch:
         return columns
 
     def note_columns(self, columns: NDArray[np.bool_]) -> None:
-        """Of a call that begins: which of the new tokens are stored, (batch, t)."""
+        """Begin a call; columns: which of the new tokens are stored, (batch, t)."""
         self._before = self._columns.shape[1]
         self._columns = np.concatenate([self._columns, columns], axis=1)
 

@@ -1,4 +1,4 @@
-"""What of a decoder's KV cache goes to flash: the layers with full attention; the others are transformers' own."""
+"""A decoder's KV cache on flash: the layers with full attention; the others are transformers' own."""
 
 from typing import Any
 
@@ -107,6 +107,6 @@ def _obstacle(model: Any, config: PreTrainedConfig, text: PreTrainedConfig) -> s
 
 
 def _head_dims(model: Any, layers: set[int]) -> set[int]:
-    """Of attention modules of these layers, where they state it."""
+    """Head dimensions of the attention modules of these layers, where they state them."""
     modules = (module for module in model.modules() if getattr(module, "layer_idx", None) in layers)
     return {module.head_dim for module in modules if isinstance(getattr(module, "head_dim", None), int)}

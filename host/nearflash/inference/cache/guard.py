@@ -21,7 +21,7 @@ def guard(model: Any) -> Any:
 
 
 def _check_calls(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Of the same signature, which transformers reads, and name, by which copies and pickles find theirs."""
+    """The method with checks, of its signature, that transformers reads, and name, that copies and pickles need."""
 
     @wraps(prepare)
     def check_and_prepare(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a call's attention mask says of the tokens that are stored, checked before anything is stored."""
+"""A call's attention mask, read as tokens that are stored and seen, and checked before anything is stored."""
 
 from typing import NamedTuple
 

@@ -1,1 +1,1 @@
-"""What a model's attention needs, measured on texts: policies, and the choice among them."""
+"""A model's needs in attention, measured on texts: policies, and the choice among them."""

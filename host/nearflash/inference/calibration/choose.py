@@ -107,7 +107,7 @@ _ATTEND_RATE, _SCORE_RATE = 9e9, 45e9
 
 @dataclass(frozen=True)
 class _Drive:
-    """What K and V of a job will lie on, and the memory that keeps what was read."""
+    """The drive that K and V of a job will lie on, and the memory that keeps what was read."""
 
     profile: DriveProfile
     shape: KvShape
@@ -116,7 +116,7 @@ class _Drive:
     cache_bytes: int
 
     def choice(self, layout: KvLayout, fraction: float) -> "_Estimate":
-        """Of this fraction of K and V and the index, read in pages."""
+        """The choice that reads this fraction of K and V and the index, in pages."""
         kv_bytes = self._kv_bytes
         room = self.cache_bytes - self.sequences * index_bytes(self.shape, layout, self.tokens)
         wanted, page_bytes = fraction * kv_bytes, layout.page_bytes
@@ -126,7 +126,7 @@ class _Drive:
         return _Estimate(seconds / self.sequences, f", read in pages of {page_bytes >> 10} KiB")
 
     def everything(self) -> "_Estimate":
-        """Of all K and V."""
+        """The choice that reads all K and V."""
         seconds = read_seconds(max(self._kv_bytes - self.cache_bytes, 0), self.profile)
         return _Estimate(max(seconds, self._kv_bytes / _ATTEND_RATE) / self.sequences, " for all K and V")
 

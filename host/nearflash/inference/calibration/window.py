@@ -54,7 +54,7 @@ class FlashUse:
 
 @dataclass(frozen=True)
 class HeadWindow:
-    """What one KV head has to attend with: N = 1, P positions (shapes as in nearflash.inference.sparse.attention)."""
+    """Tensors that one KV head attends with: N = 1, P positions (shapes as in nearflash.inference.sparse.attention)."""
 
     layer: int
     """Of those on flash: layers with full attention."""

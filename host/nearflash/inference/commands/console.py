@@ -1,4 +1,4 @@
-"""What a user of `nearflash generate` gives and sees: prompts, the estimate before, progress, figures after."""
+"""Input and output of `nearflash generate`: prompts, the estimate before, progress, figures after."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""What computes attention over stored KV: the interface of CpuEngine, DeviceEngine and CsdArray."""
+"""Attention over stored KV: the interface of CpuEngine, DeviceEngine and CsdArray."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ __all__ = ["Engine", "EngineCounters"]
 
 @dataclass
 class EngineCounters:
-    """What an engine did since it was made. Several threads may `count` and time phases (`time_phase`)."""
+    """Counts of an engine's work since it was made. Several threads may `count` and time phases (`time_phase`)."""
 
     heads: int = 0
     """Heads attended: one for each sequence, layer and KV head of a call."""
@@ -45,7 +45,7 @@ class EngineCounters:
             self.flash_bytes[kind] = self.flash_bytes.get(kind, 0) + size_bytes
 
     def take(self) -> "EngineCounters":
-        """What these counters hold, and set them to zero; of an engine whose counters are a copy (CsdArray) use `-`."""
+        """Return these counters and set them to zero; of an engine whose counters are a copy (CsdArray) use `-`."""
         taken = EngineCounters(self.heads, self.flash_bytes, self.seconds)
         self.heads, self.flash_bytes, self.seconds = 0, {}, {}
         return taken
@@ -152,7 +152,7 @@ class Engine(ABC):
 
     @property
     def notes(self) -> Mapping[int, Mapping[str, Any]]:
-        """What `note` was given of each sequence that outlasts the engine; nothing where none does."""
+        """The last `note` of each sequence that outlasts the engine; nothing where none does."""
         return {}
 
     def note(self, sequence: int, info: Mapping[str, Any]) -> None:  # noqa: B027
@@ -167,7 +167,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def counters(self) -> EngineCounters:
-        """What was done so far; it may go on counting, or be a copy."""
+        """Counts of the work so far; they may go on counting, or be a copy."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What engines over a KvStore share: sequences, appended tokens, one call at a time."""
+"""The base of engines over a KvStore: sequences, appended tokens, one call at a time."""
 
 import threading
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a drive allows: how much a policy reads at most, and seconds that reading takes at measured rates.
+"""Limits that a drive sets: how much a policy reads at most, and seconds that reading takes at measured rates.
 
 Reading everything is large reads one after the other; what a policy chooses is KV page groups at random places, which
 many drives read at a fraction of that rate. The processor's time is left out: it is less for what is chosen, too.
@@ -21,7 +21,7 @@ def index_bytes(shape: KvShape, layout: KvLayout, tokens: int) -> int:
 
 
 def read_fraction(policy: AttentionPolicy, shape: KvShape, layout: KvLayout, tokens: int) -> float:
-    """Of the bytes of K and V of so many tokens, what one more token asks for at most; without the index."""
+    """The share of the bytes of K and V of so many tokens that one more token asks for at most; without the index."""
     heads = [policy.at(layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads)]
     return sum(_head_fraction(own, shape.dim, layout, tokens) for own in heads) / len(heads)
 

@@ -92,7 +92,7 @@ class PolicyFile:
             raise StateError(f"policy file {path} must be writable: {error.strerror}") from error
 
     def _table(self) -> list[list[AttentionPolicy]]:
-        """By layer and head."""
+        """The policies by layer and head."""
         layers = 1 + max(key[0] for key in self.policy.overrides if isinstance(key, tuple))
         heads = len(self.policy.overrides) // layers
         return [[self.policy.at(layer, head) for head in range(heads)] for layer in range(layers)]
@@ -111,7 +111,7 @@ class PolicyFile:
 
 
 def own_folder() -> Path:
-    """Where the user's policy files lie."""
+    """The folder of the user's policy files."""
     return user_folder("XDG_DATA_HOME") / "policies"
 
 

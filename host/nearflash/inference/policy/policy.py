@@ -33,7 +33,7 @@ class AttentionMode(StrEnum):
 
 @dataclass(frozen=True)
 class ResolvedPolicy:
-    """What a policy comes to for one head of S tokens."""
+    """A policy in numbers, for one head of S tokens."""
 
     score_dims: int
     """r; 0 for dense."""
@@ -98,7 +98,7 @@ class AttentionPolicy:
         return layout.group_tokens if self.mode is AttentionMode.SPARF_PAGE else 1
 
     def resolve(self, tokens: int, dim: int, layout: KvLayout) -> ResolvedPolicy:
-        """What this policy comes to for S = `tokens`, without overrides. Raises CommandError for score_dims > dim."""
+        """Resolve this policy for S = `tokens`, without overrides. Raises CommandError for score_dims > dim."""
         if tokens < 1:
             raise CommandError(f"tokens must be at least 1, not {tokens!r}")
         if self.mode is AttentionMode.DENSE:

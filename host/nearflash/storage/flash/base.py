@@ -48,7 +48,7 @@ class Flash(ABC):
 
     @abstractmethod
     def entry(self, page: int) -> PageEntry:
-        """Where a device finds the page. Raises CommandError where it cannot reach it."""
+        """The place where a device finds the page. Raises CommandError where it cannot reach it."""
 
     def entries(self, pages: PageNumbers) -> NDArray[np.uint64]:
         """Words of a device's page table, (p,). Raises CommandError where it cannot reach them."""

@@ -124,7 +124,7 @@ class FileFlash(Flash):
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
+        """The file's path."""
         return self._file.path
 
     def label(self, about: Mapping[str, Any]) -> None:
@@ -211,7 +211,7 @@ class FileFlash(Flash):
         return PageData(data, aux), checksums, actual
 
     def _checksums(self, keys: PageKeys, aux: NDArray[np.uint8], data: Iterable[NDArray[np.uint8]]) -> Any:
-        """Of pages of this file alone, (p,) uint32."""
+        """Checksums of pages of this file alone, (p,) uint32."""
         return page_checksums(keys, aux, data) ^ self._salt
 
     def erase(self, block: int) -> None:
@@ -228,7 +228,7 @@ class FileFlash(Flash):
     # Parts
 
     def offset(self, page: _Pages) -> _Pages:
-        """Where a page, or each, begins; the first page of no block: the end of the file."""
+        """The offset of a page, or of each; the first page of no block: the end of the file."""
         block, place = page // self.geometry.pages_per_block, page % self.geometry.pages_per_block
         block_bytes = self.geometry.block_bytes + self._spare.zone_bytes
         return BLOCK_BYTES + block * block_bytes + place * self.geometry.page_bytes

@@ -48,7 +48,7 @@ _HEADER_WORDS = 8
 
 @dataclass(frozen=True)
 class PageData:
-    """What p pages hold."""
+    """The content of p pages."""
 
     data: Bytes
     """(p, page_bytes)."""

@@ -1,4 +1,4 @@
-"""What a drive moves by direct I/O: writes, reads, and both at once, in blocks that several threads ask for.
+"""The bandwidth of a drive by direct I/O: writes, reads, and both at once, in blocks that several threads ask for.
 
 The file is written before it is read, so that no read is of an extent that the file system knows to be empty.
 """
@@ -62,7 +62,7 @@ class Probe:
 
     @property
     def size_bytes(self) -> int:
-        """Of the file."""
+        """Bytes of the file."""
         return self._blocks * self._block_bytes
 
     def write(self, size_bytes: int) -> float:

@@ -127,7 +127,7 @@ class DirectFile:
             raise StateError(f"{self.path} must be a file or a block device, not a {stat.filemode(mode)}")
 
     def _check_own(self) -> None:
-        """Of a file that was there: its maker could read what is stored now; its other names would lose their bytes."""
+        """Check one that was there: its maker could read what is stored now; its other names would lose their bytes."""
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
             return

@@ -1,4 +1,4 @@
-"""What drives were measured at, kept for the programs that plan by it: `nearflash devices --measure` writes it.
+"""Measured rates of drives, kept for the programs that plan by it: `nearflash devices --measure` writes it.
 
 One JSON file of the user's (0600): $XDG_STATE_HOME/nearflash/drives.json, ~/.local/state by default. A drive is known
 by the file system on it (its id and device number), so that a folder finds its own.
@@ -64,7 +64,7 @@ def keep_profile(folder: Path, rates: Iterable[Rate], date: str, file: Path | No
 
 
 def find_profile(folder: Path, file: Path | None = None) -> DriveProfile | None:
-    """What the drive under `folder` was measured at; None where it never was. Raises StateError for a damaged file."""
+    """The rates measured of the drive under `folder`; None where it never was. Raises StateError for a damaged file."""
     file = file or _default_file()
     if not file.exists():
         return None

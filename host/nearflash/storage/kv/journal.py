@@ -50,7 +50,7 @@ Sums = Mapping[int, tuple[int, NDArray[np.float64]]]
 
 
 def journal_path(flash: Path) -> Path:
-    """Where the journal of a flash in a file lies: beside the file itself, where `flash` is a link to it."""
+    """The path of the journal of a flash in a file: beside the file itself, where `flash` is a link to it."""
     file = flash.resolve()
     return file.with_name(f"{file.name}.sequences")
 
@@ -62,7 +62,7 @@ def journal_line(body: Any, store: str, start: int) -> bytes:
 
 
 def _seed(store: str, start: int) -> int:
-    """Of the checksum of a line; the first one names the store itself."""
+    """The seed of a line's checksum; the first one names the store itself."""
     return zlib.crc32(f"{store} {start}".encode("utf-8", "backslashreplace")) if start else 0
 
 
@@ -259,7 +259,7 @@ class SequenceJournal:
         return version, name, previous
 
     def _body(self, number: int, line: bytes, seed: int) -> Any:
-        """What a line says."""
+        """The content of a line."""
         checksum, _, text = line.partition(b" ")
         try:
             if int(checksum, 16) == zlib.crc32(text, seed) and len(checksum) == 8:

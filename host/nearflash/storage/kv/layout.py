@@ -1,4 +1,4 @@
-"""What a KV cache holds, and how it is cut into pages (docs/contracts/attention.md, 2)."""
+"""The shape of a KV cache, and how it is cut into pages (docs/contracts/attention.md, 2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -60,17 +60,17 @@ class Tags:
 
     @property
     def last(self) -> int:
-        """Of pages to come."""
+        """The tag of pages to come."""
         return self.numbers[-1]
 
     def of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of groups, or blocks, by number."""
+        """Tags of groups, or blocks, by number."""
         if len(self.numbers) == 1:
             return np.full(places.shape, self.numbers[0], np.int64)
         return np.array(self.numbers, np.int64)[np.searchsorted(self.starts, places, side="right") - 1]
 
     def then(self, start: int, number: int) -> "Tags":
-        """With another number from `start` on."""
+        """The tags with another number from `start` on."""
         kept = [(at, old) for at, old in zip(self.starts, self.numbers, strict=True) if at < start]
         starts, numbers = zip(*kept, (start, number), strict=True)
         return Tags(starts, numbers)
@@ -78,7 +78,7 @@ class Tags:
 
 @dataclass(frozen=True)
 class PartialGroup:
-    """Where a sequence's tokens after its last full KV page group are on flash, as it was when it had `tokens`."""
+    """The place on flash of a sequence's tokens after its last full KV page group, as it was when it had `tokens`."""
 
     tokens: int
     number: int

@@ -295,7 +295,7 @@ class Sequences:
         return whole if has_room else self._layout.group_tokens
 
     def _v_sum_of_first(self, number: int, layer: int, length: int) -> NDArray[np.float64]:
-        """Of the values of the first `length` tokens, (heads, d), by the shorter of the two ways. Sums are exact."""
+        """Sum of the values of the first `length` tokens, (heads, d), by the shorter way. Sums are exact."""
         end, every = int(self[number].lengths[layer]), self[number].v_sum[layer]
         if 2 * length < end:
             return self._v_sum(number, layer, 0, length)
@@ -303,7 +303,7 @@ class Sequences:
         return kept
 
     def _v_sum(self, number: int, layer: int, start: int, end: int) -> NDArray[np.float64]:
-        """Of the values of tokens [start, end), (heads, d)."""
+        """The sum of the values of tokens [start, end), (heads, d)."""
         shape = self._maker.shape
         group_bytes = shape.kv_heads * self._layout.group_pages * self._layout.page_bytes
         step = max(_READ_BYTES // group_bytes, 1) * self._layout.group_tokens

@@ -154,7 +154,7 @@ class BlockSpace:
         self.erases[block] += 1
 
     def kind(self, block: int) -> PageKind:
-        """What a block in use holds."""
+        """The kind of pages in a block in use."""
         return PageKind(int(self._kind[block]))
 
     def _count(self, pages: PageNumbers, change: int) -> None:

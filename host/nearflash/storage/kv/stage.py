@@ -85,7 +85,7 @@ class Stage:
         return self._slots[pages]
 
     def get(self, slots: NDArray[np.int64]) -> PageBatch:
-        """What lies in slots."""
+        """The content of slots."""
         return PageBatch(self._batch.keys[slots], self._batch.data[slots], self._batch.aux[slots])
 
     def close(self) -> None:

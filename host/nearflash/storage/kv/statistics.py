@@ -1,4 +1,4 @@
-"""What a KV store did to its flash."""
+"""Counts of what a KV store did to its flash."""
 
 from dataclasses import dataclass
 from enum import StrEnum

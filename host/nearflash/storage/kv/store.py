@@ -36,7 +36,7 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class StoredHead:
-    """Where K and V of one head are, or of all heads of a layer: every array then begins with an axis of heads.
+    """Places of K and V of one head, or of all heads of a layer: every array then begins with an axis of heads.
 
     Page numbers and views hold until the store's next `append`, `free` or `flush`.
     """
@@ -171,7 +171,7 @@ class KvStore:
 
     @property
     def notes(self) -> Mapping[int, Mapping[str, Any]]:
-        """What was said of each sequence; nothing without a journal."""
+        """The notes on each sequence; none without a journal."""
         return {} if self._journal is None else {number: one.info for number, one in self._journal.entries.items()}
 
     # Writing
@@ -245,17 +245,17 @@ class KvStore:
     # Reading
 
     def head(self, sequence: int, layer: int, head: int) -> StoredHead:
-        """Where a head's K and V are. Raises CommandError."""
+        """Places of a head's K and V. Raises CommandError."""
         if not 0 <= head < self.shape.kv_heads:
             raise CommandError(f"head must be 0 to {self.shape.kv_heads - 1}, not {head!r}")
         return self._find(sequence, layer, head, head)
 
     def layer(self, sequence: int, layer: int) -> StoredHead:
-        """Where K and V of all heads of a layer are. Raises CommandError."""
+        """Places of K and V of all heads of a layer. Raises CommandError."""
         return self._find(sequence, layer, 0, slice(None))
 
     def memory(self, sequence: int, layer: int) -> tuple[F16, int] | None:
-        """Where all tokens of a layer are in memory: (2, layers, heads, T, d), and how many they are; else None.
+        """All tokens of a layer, where they are in memory: (2, layers, heads, T, d), and how many they are; else None.
 
         Raises CommandError.
         """
@@ -280,7 +280,7 @@ class KvStore:
 
     @property
     def statistics(self) -> KvStatistics:
-        """What was done so far."""
+        """Counts of the work so far."""
         pool, space = self._pool, self._pool.space
         return KvStatistics(
             self._host_bytes, pool.reads, dict(pool.programmed), self.layout.page_bytes, space.live_pages,

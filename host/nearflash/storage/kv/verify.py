@@ -1,4 +1,4 @@
-"""What a file holds, page by page, as whatever ended its user left it."""
+"""The content of a file, page by page, as whatever ended its user left it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

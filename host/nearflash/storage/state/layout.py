@@ -40,15 +40,15 @@ class Layout:
         return self._slot_offset(0) + 2 * self._slot_bytes
 
     def superblock_offset(self, step: int) -> int:
-        """Where the superblock of that step lies."""
+        """Byte offset of the superblock of that step."""
         return step % 2 * BLOCK_BYTES
 
     def table_offset(self, step: int) -> int:
-        """Where the checksum table of that step lies."""
+        """Byte offset of the checksum table of that step."""
         return self.manifest_offset + self.manifest_bytes + step % 2 * self.table_bytes
 
     def array_offset(self, slot: int, array: str, extent: Extent) -> int:
-        """Where an extent of an array lies in slot 0 or 1."""
+        """Byte offset of an extent of an array in slot 0 or 1."""
         before = 0
         for each in self.manifest.arrays:
             if each.name == array:

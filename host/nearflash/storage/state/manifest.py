@@ -1,4 +1,4 @@
-"""Where each tensor lies in the flat parameter vector, which arrays are stored of it, and how it is cut into extents.
+"""The place of each tensor in the flat parameter vector, which arrays are stored of it, and how it is cut into extents.
 
 Tensors follow one another, each padded to 32 parameters: 16 fill the widest device port and are the vectors on which
 the optimizer's profiles equal torch, 32 share a scale in 8-bit arrays. The vector is padded to whole blocks.

@@ -1,4 +1,4 @@
-"""What a state holds beside its arrays: plain values of the training script and of the optimizer, kept as JSON.
+"""Metadata of a state, beside its arrays: plain values of the training script and of the optimizer, kept as JSON.
 
 What JSON itself would change has a tag, so that it comes back equal and of its own kind: a dict with one key, TAG,
 whose value begins with the kind.

@@ -153,7 +153,7 @@ class Checksums:
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return self._ends[-1] if self._ends else 0
 
     @property
@@ -235,7 +235,7 @@ class TensorFile:
             )
 
     def offset_of(self, name: str) -> int:
-        """Where a tensor begins in the file."""
+        """Byte offset of a tensor in the file."""
         return self.start + int(self._offsets[name][0])
 
     def size_of(self, name: str) -> int:

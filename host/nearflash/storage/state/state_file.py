@@ -34,7 +34,7 @@ __all__ = ["StateFile", "Version"]
 
 
 class Placed(NamedTuple):
-    """Where an extent of an array lies, and what its bytes sum up to."""
+    """The slot of an extent of an array, and its checksum."""
 
     slot: int
     """0 or 1."""
@@ -187,7 +187,7 @@ class StateFile:
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
+        """The file's path."""
         return self._file.path
 
     @property
@@ -197,7 +197,7 @@ class StateFile:
 
     @property
     def backend(self) -> IoBackend:
-        """What moves its bytes."""
+        """The back end that moves its bytes."""
         return self._file.backend
 
     @property

@@ -231,7 +231,7 @@ class StateStore:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What was committed beside the arrays: plain values, equal to those that were given."""
+        """Values committed beside the arrays: plain values, equal to those that were given."""
         return decode_metadata(self._files[0].version.metadata)
 
     def device_of(self, extent: Extent) -> int:

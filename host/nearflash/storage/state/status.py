@@ -1,4 +1,4 @@
-"""What a state holds, without reading its extents: for people (`nearflash state status`) and for scripts."""
+"""The content of a state, without reading its extents: for people (`nearflash state status`) and for scripts."""
 
 import json
 from collections.abc import Iterator

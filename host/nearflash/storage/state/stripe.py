@@ -51,5 +51,5 @@ class Stripe:
         return self._round[extent.index % len(self._round)]
 
     def extents_of(self, file: int, extents: Iterable[Extent]) -> tuple[Extent, ...]:
-        """Those of `extents` that the file holds, in order."""
+        """The extents, of those given, that the file holds, in order."""
         return tuple(extent for extent in extents if self.file_of(extent) == file)

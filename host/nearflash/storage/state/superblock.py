@@ -26,7 +26,7 @@ STATE_VERSION = 4
 
 @dataclass(frozen=True)
 class Stamp:
-    """What the superblocks of one committed step have in common in all files of the state."""
+    """The values that the superblocks of one committed step have in common in all files of the state."""
 
     identity: str
     """16 hexadecimal digits drawn at creation: tells this state and its copies from all others."""
@@ -38,7 +38,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Superblock:
-    """What one file states of one committed step. Checksums are CRC32C."""
+    """One file's statement of one committed step. Checksums are CRC32C."""
 
     stamp: Stamp
     manifest_bytes: int

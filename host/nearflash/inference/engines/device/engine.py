@@ -138,19 +138,19 @@ class DeviceEngine(StoreEngine):
 
 
 def _by_token(tokens: int, q: NDArray[np.float16]) -> Iterator[tuple[int, NDArray[np.float16]]]:
-    """Of the last tokens' q (t, g, d): how many tokens each sees, and its own (g, d)."""
+    """Split the last tokens' q (t, g, d): how many tokens each sees, and its own (g, d)."""
     if len(q) > tokens:
         raise ShapeError(f"q must be of at most the {tokens} tokens that the sequence has, not {len(q)}")
     yield from enumerate(q, tokens - len(q) + 1)
 
 
 def _reference(maximum: tuple[int, ...]) -> tuple[int, ...]:
-    """What to expect of the head's next token."""
+    """The expected answer for the head's next token."""
     return tuple(max(-_REFERENCE_LIMIT, min(value, _REFERENCE_LIMIT)) for value in maximum)
 
 
 def _error(page_tag: PageTag, result: HeadOutput) -> NearflashError:
-    """What a head's faults mean, with its page_tag."""
+    """The error that a head's faults mean, with its page_tag."""
     fault = next(fault for fault in Fault if fault & result.completion.faults)
     try:
         result.value()

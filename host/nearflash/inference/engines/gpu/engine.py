@@ -141,7 +141,7 @@ class GpuEngine(PagedEngine):
         return data
 
     def _joins_stream(self) -> None:
-        """What readers have sent is there for what follows on the model's stream."""
+        """Make the model's stream wait for what readers have sent."""
         if self._stream is not None:
             torch.cuda.current_stream(self._on).wait_stream(self._stream)
 
@@ -277,7 +277,7 @@ class _Rows:
         return parts
 
     def _group_runs(self, groups: list[Groups], new: list[Tensor | None]) -> tuple[NDArray[np.int64], ...]:
-        """Of attend_runs: k_at, v_from, first and counts of KV page groups."""
+        """Arguments of attend_runs: k_at, v_from, first and counts of KV page groups."""
         pages, layout = self._engine._pages.tensor, self._layout
         size = layout.group_pages * layout.page_bytes
         spans = [np.diff([0, *own.ends.tolist()]) for own in groups]

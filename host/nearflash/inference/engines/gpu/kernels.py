@@ -29,7 +29,7 @@ _ENTRY_TOKENS = 1024
 
 
 def score_query(q: Tensor, count: int, scaling: float) -> tuple[Tensor, Tensor]:
-    """What scores are computed of: q (n, g, d) fp32 in the dims that count, scaled, and those dims (n, count) int64.
+    """The query of scores: q (n, g, d) fp32 in the dims that count, scaled, and those dims (n, count) int64.
 
     They are selection.top_dims and logit_scales.
     """

@@ -1,4 +1,4 @@
-"""What a GPU keeps of stored sequences: index rows, tokens in memory, and KV page groups that were read."""
+"""Parts of stored sequences that a GPU keeps: index rows, tokens in memory, and KV page groups that were read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class GpuIndex:
         self.size_bytes = 0
 
     def rows(self, reads: SequenceReads, blocks: int) -> tuple[Tensor, Tensor]:
-        """Those of the first blocks of a layer; what there is no room for is read anew each time."""
+        """Rows of the first blocks of a layer; those that do not fit are read again each time."""
         key = reads.stored.sequence, reads.stored.page_tag.layer
         before = self._kept.get(key)
         have = before[0].shape[1] if before else 0

@@ -1,4 +1,4 @@
-"""What engines share whose KV page groups are read by threads of the host, and kept in its memory or in a GPU's."""
+"""The base of engines whose KV page groups are read by threads of the host, and kept in its memory or in a GPU's."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence

@@ -69,7 +69,7 @@ class IndexCache:
         self._kept: dict[tuple[int, int], IndexRows] = {}
 
     def get(self, sequence: int, layer: int) -> IndexRows | None:
-        """What is kept of a layer; it may lack the last blocks."""
+        """The rows that are kept of a layer; they may lack the last blocks."""
         return self._kept.get((sequence, layer))
 
     def has_room(self, size_bytes: int) -> bool:

@@ -26,7 +26,7 @@ _SORTED = 4096
 
 @dataclass(frozen=True)
 class Found:
-    """Where groups are."""
+    """Places of groups."""
 
     layer: tuple[int, int]
     """Sequence and layer."""
@@ -93,7 +93,7 @@ class PageCache:
             self._before, self._turns[key] = self._turns.get(key, 0), self._turn
 
     def find(self, sequence: int, layer: int, heads: Ints, groups: Ints) -> Found:
-        """Where the groups of `heads` and `groups` (n,) are. Places hold to the end of the turn."""
+        """Find the places of the groups of `heads` and `groups` (n,). They hold to the end of the turn."""
         if not self.keeps or not len(heads):
             return Found((sequence, layer), heads, groups, np.full(len(heads), _NEVER), 0, 0)
         with self._lock:

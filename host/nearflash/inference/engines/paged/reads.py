@@ -1,4 +1,4 @@
-"""What the host reads of one sequence's heads: index rows, and K and V of KV page groups."""
+"""The host's reads of one sequence's heads: index rows, and K and V of KV page groups."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -18,7 +18,7 @@ _Sinks = TypeVar("_Sinks")
 
 @dataclass(frozen=True)
 class AttentionForm(Generic[_Sinks]):
-    """Of the softmax."""
+    """The form of the softmax."""
 
     scaling: float
     softcap: float | None
