@@ -13,7 +13,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
-from nearflash.inference.progress import Clock, Ends, Progress, TextOut, Tick
+from nearflash.inference.progress import Ends, GenerationClock, GenerationProgress, TextOut, Tick
 from nearflash.inference.prompts import encode_text, pad_left, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.settings import (
     Caller,
@@ -57,7 +57,7 @@ class Generated:
 
 def generate(
     model: Any, tokenizer: Any, prompts: Any, engine: Engine, *, max_new_tokens: int | None = None,
-    mini_batches: int = 1, chat: bool = False, progress: Callable[[Progress], None] | None = None,
+    mini_batches: int = 1, chat: bool = False, progress: Callable[[GenerationProgress], None] | None = None,
     stream: TextIO | None = None, seed: int | None = None, **options: Any,
 ) -> Generated:  # fmt: skip
     """Continue all prompts as one batch, as `options` of model.generate and the model's generation configuration state.
@@ -76,7 +76,7 @@ def generate(
     _check(settings, len(rows), mini_batches, stream)
     attach(model)
     before = engine.counters + EngineCounters()
-    clock = Clock(engine, before, len(rows), mini_batches, settings.max_new_tokens, progress)
+    clock = GenerationClock(engine, before, len(rows), mini_batches, settings.max_new_tokens, progress)
 
     def run(part: int) -> list[list[int]]:
         own = rows[part::mini_batches]

@@ -10,11 +10,11 @@ from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCrite
 
 from nearflash.inference.engines.base import Engine, EngineCounters
 
-__all__ = ["Clock", "Ends", "Progress", "TextOut", "Tick"]
+__all__ = ["Ends", "GenerationClock", "GenerationProgress", "TextOut", "Tick"]
 
 
 @dataclass(frozen=True)
-class Progress:
+class GenerationProgress:
     """How far a generation is."""
 
     step: int
@@ -30,7 +30,7 @@ class Progress:
 
 
 @dataclass
-class Clock:
+class GenerationClock:
     """Times the steps of all mini-batches, and reports how far they are."""
 
     engine: Engine
@@ -38,7 +38,7 @@ class Clock:
     sequences: int
     mini_batches: int
     max_new_tokens: int
-    report: Callable[[Progress], None] | None
+    report: Callable[[GenerationProgress], None] | None
     steps: dict[int, int] = field(default_factory=dict)
     start: float = field(default_factory=perf_counter)
     first: float | None = None
@@ -70,7 +70,8 @@ class Clock:
             rate = self.sequences / per_step_s if step > 1 else 0.0
             flash_bytes = sum((self.engine.counters - self.before).flash_bytes.values())
             per_token = flash_bytes / max((step - 1) * self.sequences, 1)
-            self.report(Progress(step, self.max_new_tokens, rate, per_token, per_step_s * (self.max_new_tokens - step)))
+            remaining_s = per_step_s * (self.max_new_tokens - step)
+            self.report(GenerationProgress(step, self.max_new_tokens, rate, per_token, remaining_s))
 
 
 class TextOut(TextStreamer):
@@ -88,7 +89,7 @@ class TextOut(TextStreamer):
 class Tick(StoppingCriteria):
     """Called at every token; stops what the clock says is stopped."""
 
-    def __init__(self, clock: Clock, part: int) -> None:
+    def __init__(self, clock: GenerationClock, part: int) -> None:
         self._clock, self._part = clock, part
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:

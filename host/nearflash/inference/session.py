@@ -23,7 +23,7 @@ from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.cache.decoder import check_all_layers
 from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.generate import Generated, ends_of, settings_of
-from nearflash.inference.progress import Clock, Progress, TextOut, Tick
+from nearflash.inference.progress import GenerationClock, GenerationProgress, TextOut, Tick
 from nearflash.inference.prompts import encode_text, prompt_rows, vocabulary_size
 from nearflash.inference.settings import Caller, check_seed, reject_by_name
 from nearflash.support.tables import check_fields, check_integers
@@ -111,8 +111,8 @@ class Session:
 
     def _continue(
         self, prompt: str | Sequence[int], *, max_new_tokens: int | None = None,
-        progress: Callable[[Progress], None] | None = None, stream: TextIO | None = None, seed: int | None = None,
-        **options: Any,
+        progress: Callable[[GenerationProgress], None] | None = None, stream: TextIO | None = None,
+        seed: int | None = None, **options: Any,
     ) -> Generated:  # fmt: skip
         rows = prompt_rows(prompt, partial(encode_text, self._tokenizer), vocabulary_size(self._model))
         if len(rows) > 1:
@@ -123,7 +123,7 @@ class Session:
         check_seed(seed)
         self._check_model()
         before = self._engine.counters + EngineCounters()
-        clock = Clock(self._engine, before, 1, 1, settings.max_new_tokens, progress)
+        clock = GenerationClock(self._engine, before, 1, 1, settings.max_new_tokens, progress)
         ids = torch.tensor([prompt], device=self._model.device)
         if seed is not None:
             torch.manual_seed(seed)

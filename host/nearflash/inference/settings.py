@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError
 
-__all__ = ["EXTRAS", "FIELDS", "Caller", "Field", "GenerationSettings", "check_processors", "check_seed",
+__all__ = ["EXTRAS", "FIELDS", "Caller", "FieldRule", "GenerationSettings", "check_processors", "check_seed",
            "generation_settings", "reject_by_name"]  # fmt: skip
 
 
@@ -32,7 +32,7 @@ class Caller(StrEnum):
 
 
 @dataclass(frozen=True)
-class Field:
+class FieldRule:
     """How a field is treated."""
 
     rejected: Mapping[Caller, str] = field(default_factory=dict)
@@ -43,16 +43,16 @@ class Field:
     """What transformers gets in place of any value."""
 
 
-def _use(note: str = "") -> Field:
-    return Field(note=note)
+def _use(note: str = "") -> FieldRule:
+    return FieldRule(note=note)
 
 
-def _fix(value: Any, note: str) -> Field:
-    return Field(note=note, fixed=(value,))
+def _fix(value: Any, note: str) -> FieldRule:
+    return FieldRule(note=note, fixed=(value,))
 
 
-def _not(why: str, *callers: Caller, neutral: tuple[Any, ...] = (None, False)) -> Field:
-    return Field(dict.fromkeys(callers or tuple(Caller), why), neutral)
+def _not(why: str, *callers: Caller, neutral: tuple[Any, ...] = (None, False)) -> FieldRule:
+    return FieldRule(dict.fromkeys(callers or tuple(Caller), why), neutral)
 
 
 _PLAN = Caller.PLAN
@@ -67,7 +67,7 @@ _ELSEWHERE = "K and V lie where this program keeps them; tokens are the same"
 _OUTPUT = "a result has texts, tokens and times alone: call model.generate(past_key_values=NearflashCache(engine, " \
     "model.config)) for it"  # fmt: skip
 
-FIELDS: Mapping[str, Field] = {
+FIELDS: Mapping[str, FieldRule] = {
     "max_length": _fix(None, "less the longest prompt, where `max_new_tokens` is not given"),
     "max_new_tokens": _use("64 where nothing states a length, or as many as the model has positions for"),
     "min_length": _fix(None, "less the longest prompt, where `min_new_tokens` is not given"),
@@ -79,7 +79,7 @@ FIELDS: Mapping[str, Field] = {
     "num_beams": _not("its batches keep one sequence for each prompt", Caller.SESSION, _PLAN, neutral=(None, 1)),
     "use_mtp": _not(_ASSISTED),
     "use_cache": _fix(True, _ELSEWHERE),
-    "cache_implementation": Field(
+    "cache_implementation": FieldRule(
         dict.fromkeys(Caller, "it stores K and V in fewer bits, which gives other tokens: use a policy, or a plan's"
                       " cache_bits"),
         (None, False, "static", "offloaded", "offloaded_static", "hybrid", "hybrid_chunked",
@@ -128,7 +128,7 @@ FIELDS: Mapping[str, Field] = {
     "num_assistant_tokens": _DRAFTS,
     "num_assistant_tokens_schedule": _DRAFTS,
     "assistant_confidence_threshold": _DRAFTS,
-    "prompt_lookup_num_tokens": Field(
+    "prompt_lookup_num_tokens": FieldRule(
         {_PLAN: "its batches take one token at a time"}, note="a session computes the whole prompt again"
     ),
     "max_matching_ngram_size": _DRAFTS,
@@ -309,7 +309,7 @@ def _read_stated(config: GenerationConfig, caller: Caller) -> dict[str, Any]:
     return {name: value for name, value in stated.items() if name in FIELDS}
 
 
-def _is_neutral(value: Any, rule: Field) -> bool:
+def _is_neutral(value: Any, rule: FieldRule) -> bool:
     return any(value is one or (type(value) in (int, float, str) and value == one) for one in rule.neutral)
 
 

@@ -29,11 +29,11 @@ from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import FLOATING
 from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
-__all__ = ["Piece", "Source", "sources_of"]
+__all__ = ["Source", "SourcePiece", "sources_of"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class SourcePiece:
     """A stored tensor, and its place in the parameter."""
 
     tensor: WeightsTensor
@@ -57,7 +57,7 @@ class Source:
     shape: tuple[int, ...]
     dtype: torch.dtype
     """The parameter's dtype."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourcePiece, ...]
     converter: Any = None
     """transformers' conversion of `pieces`, where their places do not say it all."""
     patterns: tuple[str, ...] = ()
@@ -244,12 +244,12 @@ def _sources(
         tensor = found[0][1]
         if tensor.shape != shape:
             raise tensor.error(f"its shape must be {shape}, as the model's, not {tensor.shape}")
-        return {name: Source(name, shape, dtype, (Piece(tensor),))}
+        return {name: Source(name, shape, dtype, (SourcePiece(tensor),))}
     kinds = [type(operation) for operation in converter.operations]
     plain = kinds == [MergeModulelist] or (kinds == [MergeModulelist, Concatenate] and converter.operations[1].dim == 1)
     if plain and converter.operations[0].dim == 0:
         return {name: Source(name, shape, dtype, tuple(_place_experts(shape, found, converter)))}
-    patterns, pieces = tuple(str(pattern) for pattern, _ in found), tuple(Piece(tensor) for _, tensor in found)
+    patterns, pieces = tuple(str(pattern) for pattern, _ in found), tuple(SourcePiece(tensor) for _, tensor in found)
     several = len(converter.target_patterns) > 1
     made = {}
     for target in converter.target_patterns:
@@ -272,7 +272,7 @@ def _check_dtype(tensor: WeightsTensor, dtype: torch.dtype) -> None:
 
 def _place_experts(
     shape: tuple[int, ...], found: list[tuple[str | None, WeightsTensor]], converter: WeightConverter
-) -> Iterator[Piece]:
+) -> Iterator[SourcePiece]:
     """Tensors of single experts, one after another along the second dimension for each."""
     row = 0
     for pattern in converter.source_patterns:
@@ -281,7 +281,7 @@ def _place_experts(
             if len(own) != shape[0] or tensor.shape[1:] != shape[2:]:
                 rule = f"{shape[0]} tensors of the shape {shape[1:]}, in parts along the first dimension"
                 raise tensor.error(f"it must be one of {rule}, not one of {len(own)} of {tensor.shape}")
-            yield Piece(tensor, (expert, slice(row, row + tensor.shape[0])))
+            yield SourcePiece(tensor, (expert, slice(row, row + tensor.shape[0])))
         row += own[0].shape[0] if own else 0
     if row != shape[1]:
         raise found[0][1].error(f"experts must have {shape[1]} rows in all, not {row}")

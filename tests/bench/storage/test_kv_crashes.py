@@ -2,7 +2,7 @@
 
 from nearflash.bench.storage.kv_crashes import kv_crash_points
 from nearflash.storage.flash.file import FileFlash
-from nearflash.storage.kv.stage import Stage
+from nearflash.storage.kv.stage import PageStage
 
 
 def test_whatever_was_flushed_is_found(tmp_path):
@@ -13,7 +13,7 @@ def test_whatever_was_flushed_is_found(tmp_path):
 
 def test_a_block_that_is_erased_before_its_pages_are_durable_is_noticed(tmp_path, monkeypatch):
     """Garbage collection did so: power loss took tokens that a returned flush had covered."""
-    monkeypatch.setattr(Stage, "_erase", lambda self, block: self._flash.erase(block))
+    monkeypatch.setattr(PageStage, "_erase", lambda self, block: self._flash.erase(block))
     assert kv_crash_points(tmp_path / "kv", actions=45, tries=4, seed=2).bad
 
 

@@ -7,7 +7,7 @@ import torch
 
 from nearflash.inference import progress
 from nearflash.inference.commands.console import report_progress
-from nearflash.inference.progress import Clock, Progress, TextOut, Tick
+from nearflash.inference.progress import GenerationClock, GenerationProgress, TextOut, Tick
 
 
 @pytest.fixture
@@ -19,7 +19,9 @@ def now(monkeypatch):
 
 
 def clock(engine, sequences=2, mini_batches=1, tokens=5, report=None):
-    return Clock(engine, engine.counters - engine.counters, sequences, mini_batches, tokens, report, start=100.0)
+    return GenerationClock(
+        engine, engine.counters - engine.counters, sequences, mini_batches, tokens, report, start=100.0
+    )
 
 
 def test_rates_begin_with_the_first_token(engine, now):
@@ -76,7 +78,7 @@ def test_words_come_whole_and_the_prompt_does_not(tokenizer):
 
 def test_a_file_gets_every_sixteenth_step_and_the_ends(capsys):
     for step in range(1, 41):
-        report_progress(Progress(step, 40, 2.5, 1e6, 40.0 - step))
+        report_progress(GenerationProgress(step, 40, 2.5, 1e6, 40.0 - step))
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ["1/40", "16/40", "32/40", "40/40"]
     assert lines[1] == "token 16/40  2.5 tokens/s  1.000 MB of flash a token  24 s left"

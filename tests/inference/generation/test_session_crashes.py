@@ -13,7 +13,7 @@ from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore, open_kept_store
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 from nearflash.storage.kv.sequence import Tags
-from nearflash.storage.kv.stage import Stage
+from nearflash.storage.kv.stage import PageStage
 
 SHAPE = KvShape(layers=6, kv_heads=2, dim=128)
 LAYOUT = KvLayout(8, True, 64, IndexFormat.INT4, 4096)
@@ -116,10 +116,10 @@ def test_pages_ahead_of_the_journal_show(model, tokenizer, opened, monkeypatch):
 
     Either is enough against that: the journal ahead of the pages, or tags of their own for what comes after a cut.
     """
-    init = Stage.__init__
+    init = PageStage.__init__
     with monkeypatch.context() as patch:
         patch.setattr(Tags, "then", lambda own, start, number: own)
-        patch.setattr(Stage, "__init__", lambda own, *a, **k: init(own, *a, **{**k, "ahead": lambda: None}))
+        patch.setattr(PageStage, "__init__", lambda own, *a, **k: init(own, *a, **{**k, "ahead": lambda: None}))
         images, first, _ = lives(model, tokenizer, opened, monkeypatch)
     assert not all(same for same, _ in outcomes(model, tokenizer, opened, images[::-1], [first]))
 

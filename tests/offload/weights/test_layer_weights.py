@@ -11,7 +11,7 @@ from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import Link
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.weights.checkpoint import open_checkpoint
-from nearflash.weights.sources import Piece, Source
+from nearflash.weights.sources import Source, SourcePiece
 
 COUNT = 6
 
@@ -34,7 +34,7 @@ def stack(tmp_path):
     sources = []
     for number in range(COUNT):
         own = {name.partition(".")[2]: tensor for name, tensor in found.items() if name.startswith(f"{number}.")}
-        sources.append({n: Source(n, t.shape, torch.float32, (Piece(t),)) for n, t in own.items()})
+        sources.append({n: Source(n, t.shape, torch.float32, (SourcePiece(t),)) for n, t in own.items()})
     return layers, sources, values
 
 

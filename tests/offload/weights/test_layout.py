@@ -16,7 +16,7 @@ from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.file import PackedTensor, write_file
-from nearflash.weights.sources import Piece, Source
+from nearflash.weights.sources import Source, SourcePiece
 from nearflash.weights.weights_map import KeptTensor
 
 
@@ -28,7 +28,7 @@ def tensors(seed=1, dtype=torch.bfloat16, shapes=((7, 5), (64, 64), (3,), (130, 
 def source(found, name, dtype=None):
     tensor = found[name]
     own = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}[tensor.dtype]
-    return Source(name, tensor.shape, dtype or own, (Piece(tensor),))
+    return Source(name, tensor.shape, dtype or own, (SourcePiece(tensor),))
 
 
 def filled(layout, direct=True):
@@ -215,7 +215,7 @@ def test_damage_in_what_is_read_in_place_is_an_error(tmp_path, name):
 
 def pieces(found, name, shape, places, dtype=torch.bfloat16):
     """A fused parameter of tensors `name`0, `name`1, … in their places."""
-    own = [Piece(found[f"{name}{number}"], place) for number, place in enumerate(places)]
+    own = [SourcePiece(found[f"{name}{number}"], place) for number, place in enumerate(places)]
     return Source(name, shape, dtype, tuple(own))
 
 

@@ -13,7 +13,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError, PageError, StateError, StorageFullError
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
+from nearflash.storage.flash.page import PageWrites, page_headers, page_keys
 from nearflash.storage.io.backend import PositionalBackend
 from nearflash.storage.io.queue import QueueBackend
 from nearflash.storage.io.sealed import seal, unseal
@@ -31,7 +31,7 @@ def batch(indices, page_bytes=4096, sequence=7, kind=PageKind.TOKEN, seed=1):
     aux = np.zeros((len(keys), page_bytes // 512, 8), np.uint8)
     aux[..., 4:] = page_headers(keys, page_bytes, 16, IndexFormat.FP16)
     data = np.random.default_rng(seed).integers(0, 256, (len(keys), page_bytes), dtype=np.uint8)
-    return PageBatch(keys, data, aux)
+    return PageWrites(keys, data, aux)
 
 
 @pytest.mark.parametrize("page_bytes", [4096, 16384, 65536])

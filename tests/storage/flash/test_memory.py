@@ -10,7 +10,7 @@ from nearflash.device import open_device
 from nearflash.model.nand.codeword import check
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
-from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
+from nearflash.storage.flash.page import PageWrites, page_headers, page_keys
 
 GEOMETRY = FlashGeometry(4096, 8, 2, 1, 4)
 KEYS = page_keys(3, 1, 2, [4, 5], PageKind.INDEX)
@@ -27,7 +27,7 @@ def flash():
 def batch():
     aux = np.zeros((2, 8, 8), np.uint8)
     aux[..., 4:] = page_headers(KEYS, 4096, 16, IndexFormat.INT4)
-    return PageBatch(KEYS, np.random.default_rng(1).integers(0, 256, (2, 4096), dtype=np.uint8), aux)
+    return PageWrites(KEYS, np.random.default_rng(1).integers(0, 256, (2, 4096), dtype=np.uint8), aux)
 
 
 def test_pages_are_found_by_the_device(flash, batch):

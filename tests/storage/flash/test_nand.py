@@ -12,7 +12,7 @@ from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.pages import NandError
 from nearflash.device.memory import SimulatedMemory
 from nearflash.storage.flash.nand import NandFlash
-from nearflash.storage.flash.page import PageBatch, page_headers, page_keys
+from nearflash.storage.flash.page import PageWrites, page_headers, page_keys
 
 ROWS = 4
 
@@ -31,7 +31,7 @@ def batch(indices, first=0, seed=1):
     keys = page_keys(3, 1, 2, np.asarray(indices), PageKind.TOKEN, first)
     aux = np.zeros((len(keys), 8, 8), np.uint8)
     aux[..., 4:] = page_headers(keys, 4096, 16, IndexFormat.FP16)
-    return PageBatch(keys, np.random.default_rng(seed).integers(0, 256, (len(keys), 4096), dtype=np.uint8), aux)
+    return PageWrites(keys, np.random.default_rng(seed).integers(0, 256, (len(keys), 4096), dtype=np.uint8), aux)
 
 
 def test_pages_come_back(device):

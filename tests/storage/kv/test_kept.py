@@ -18,7 +18,7 @@ from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore, open_kept_store, read_kept_layout
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 from nearflash.storage.kv.recovery import FoundPages
-from nearflash.storage.kv.stage import Stage
+from nearflash.storage.kv.stage import PageStage
 from nearflash.storage.kv.statistics import Cause
 
 SHAPE = KvShape(layers=2, kv_heads=3, dim=32)
@@ -198,7 +198,7 @@ def test_a_collection_that_was_cut_off_leaves_a_block_to_go_on_with(tmp_path, dr
     class Cut(Exception):
         pass
 
-    erase = Stage.erase
+    erase = PageStage.erase
 
     def cut(stage, block):
         if store.statistics.programmed[Cause.COLLECTION]:
@@ -208,7 +208,7 @@ def test_a_collection_that_was_cut_off_leaves_a_block_to_go_on_with(tmp_path, dr
     with reopen() as store:
         keep, gone = store.add(), store.add()
         with monkeypatch.context() as patch:
-            patch.setattr(Stage, "erase", cut)
+            patch.setattr(PageStage, "erase", cut)
             for end in range(10, 300, 10):
                 try:
                     grow(store, keep, kv, end - 10, end)

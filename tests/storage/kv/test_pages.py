@@ -9,7 +9,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.memory.image import head_image
 from nearflash.model.attention.memory.placement import MemoryStore
 from nearflash.model.attention.memory.settings import Settings
-from nearflash.storage.flash.page import PageBatch, seal_codewords
+from nearflash.storage.flash.page import PageWrites, seal_codewords
 from nearflash.storage.kv import KvShape
 from nearflash.storage.kv.index import index_rows
 
@@ -51,7 +51,7 @@ def test_pages_are_the_models(make_store, draw, dim, n, interleaved, block, form
             ours = b""
             for numbers, keys in ((pages, token_keys), (at.index_pages, index_keys)):
                 read = store.read(numbers, keys)
-                ours += seal_codewords(PageBatch(keys, read.data, read.aux)).tobytes()
+                ours += seal_codewords(PageWrites(keys, read.data, read.aux)).tobytes()
             assert ours == b"".join(page.data for page in image.pages)
 
 

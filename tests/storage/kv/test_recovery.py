@@ -8,7 +8,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.flash.page import PageBatch
+from nearflash.storage.flash.page import PageWrites
 from nearflash.storage.kv import KvLayout, KvShape
 from nearflash.storage.kv.pages import PageMaker
 from nearflash.storage.kv.recovery import FoundPages
@@ -30,7 +30,7 @@ def find(tmp_path):
             for page, group in sorted(groups_of_pages.items()):
                 k = np.full((1, 16, 32), group, np.float16)
                 batch = maker.token_pages(maker.token_keys(0, 0, range(group, group + 1)), k, k)
-                flash.program(np.array([page]), PageBatch(batch.keys, batch.data, batch.aux))
+                flash.program(np.array([page]), PageWrites(batch.keys, batch.data, batch.aux))
             return FoundPages(flash, SHAPE, LAYOUT, verify=True)
 
     return find

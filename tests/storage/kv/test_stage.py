@@ -9,8 +9,8 @@ from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import StateError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import FlashGeometry
-from nearflash.storage.flash.page import PageBatch, page_keys
-from nearflash.storage.kv.stage import Stage
+from nearflash.storage.flash.page import PageWrites, page_keys
+from nearflash.storage.kv.stage import PageStage
 
 TIMEOUT_S = 30
 
@@ -51,13 +51,13 @@ class SlowFlash(Flash):
 def batch(values):
     data = np.zeros((len(values), 4096), np.uint8)
     data[:] = np.array(values)[:, None]
-    return PageBatch(page_keys(1, 0, 0, values, PageKind.TOKEN), data, np.zeros((len(values), 8, 8), np.uint8))
+    return PageWrites(page_keys(1, 0, 0, values, PageKind.TOKEN), data, np.zeros((len(values), 8, 8), np.uint8))
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_programs_and_erases_keep_their_order(background):
     flash = SlowFlash()
-    stage = Stage(flash, 4 * 4096, background=background)
+    stage = PageStage(flash, 4 * 4096, background=background)
     stage.put(np.array([9, 0, 1]), batch([1, 2, 3]))
     stage.erase(3)
     stage.put(np.array([2, 10]), batch([4, 5]))
@@ -76,7 +76,7 @@ def test_programs_and_erases_keep_their_order(background):
 
 def test_a_page_staged_again_while_its_block_is_erased_is_found():
     flash = SlowFlash()
-    stage = Stage(flash, 4 * 4096, background=True)
+    stage = PageStage(flash, 4 * 4096, background=True)
     flash.gate.clear()
     stage.put(np.array([0, 1]), batch([1, 2]))
     assert flash.began.acquire(timeout=TIMEOUT_S)  # half a ring is programmed without being asked for
@@ -96,7 +96,7 @@ def test_a_page_staged_again_while_its_block_is_erased_is_found():
 @pytest.mark.parametrize("background", [False, True])
 def test_nothing_follows_an_error(background):
     flash = SlowFlash()
-    stage = Stage(flash, 4 * 4096, background=background)
+    stage = PageStage(flash, 4 * 4096, background=background)
     stage.put(np.array([0]), batch([1]))
     flash.error = StateError("broken")
     flash.gate.clear()

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from nearflash.abi.errors import AlignmentError, StateError
-from nearflash.storage.state.layout import Layout
+from nearflash.storage.state.layout import StateLayout
 from nearflash.storage.state.manifest import ADAM_ARRAYS, Manifest, StateArray
 
 TENSORS = [("a", (3, 7), "float32"), ("b", (), "float32"), ("c", (1, 1000), "bfloat16"), ("d", (0,), "float32")]
@@ -90,7 +90,7 @@ def test_wrong_arrays(arrays, message):
 @pytest.mark.parametrize("arrays", [ADAM_ARRAYS, MX8, (StateArray("p"),)])
 def test_file_layout_has_no_overlap(arrays):
     manifest = Manifest.pack([("a", (7000,), "float32")], 3072, arrays)
-    layout = Layout(manifest, 4096, manifest.extents)
+    layout = StateLayout(manifest, 4096, manifest.extents)
     parts = [
         (layout.array_offset(step, array.name, extent), array.extent_bytes(extent))
         for step in (0, 1)

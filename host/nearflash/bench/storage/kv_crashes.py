@@ -18,7 +18,7 @@ from nearflash.bench.storage.crashes import apply, images
 from nearflash.bench.storage.disk import Disk, Flush, Write
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageKeys
+from nearflash.storage.flash.page import PageKeys, PageWrites
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 
@@ -79,7 +79,7 @@ class _Life:
         contents = self.contents
 
         class Recorded(FileFlash):
-            def program(self, pages: PageNumbers, batch: PageBatch) -> None:
+            def program(self, pages: PageNumbers, batch: PageWrites) -> None:
                 contents.update(zip(_keys(batch.keys), (row.tobytes() for row in batch.data), strict=True))
                 super().program(pages, batch)
 

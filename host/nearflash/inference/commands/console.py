@@ -16,7 +16,7 @@ from nearflash.support.files import read_text
 
 if TYPE_CHECKING:
     from nearflash.inference.generate import Generated
-    from nearflash.inference.progress import Progress
+    from nearflash.inference.progress import GenerationProgress
 
 __all__ = ["estimate", "read_lines", "read_prompts", "report_progress", "summary"]
 
@@ -90,7 +90,7 @@ def estimate(shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: in
     )
 
 
-def report_progress(progress: "Progress") -> None:
+def report_progress(progress: "GenerationProgress") -> None:
     """A line that is overwritten on a terminal; elsewhere every sixteenth step."""
     terminal = sys.stderr.isatty()
     if terminal or progress.step in (1, progress.steps) or progress.step % 16 == 0:

@@ -27,8 +27,8 @@ from nearflash.storage.kv import KvLayout
 
 __all__ = [
     "PROBABILITY_KEY",
-    "Attended",
     "Scan",
+    "SparseOutput",
     "approximate_logits",
     "attend_chosen",
     "attend_mixed",
@@ -42,7 +42,7 @@ PROBABILITY_KEY = 4096.0
 
 
 @dataclass(frozen=True)
-class Attended:
+class SparseOutput:
     """Attention of N KV heads at P query positions."""
 
     out: Tensor
@@ -70,7 +70,7 @@ class Scan:
 def sparse_attention(
     q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, policy: AttentionPolicy, layout: KvLayout,
     scaling: float | None = None,
-) -> Attended:  # fmt: skip
+) -> SparseOutput:  # fmt: skip
     """Attend with q (N, P, g, d) to k and v (N, S, d); tokens (P,): how many of the S each position sees.
 
     k and v count as stored: rounded to fp16. `policy` without its overrides; `scaling` is softmax's, by default
@@ -104,17 +104,17 @@ def attend_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scaling: floa
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, top_k: Tensor, scan: Scan | None, scaling: float
-) -> Attended:
+) -> SparseOutput:
     k, v = k.half(), v.half()
     valid = torch.arange(k.shape[1], device=k.device) < tokens.unsqueeze(-1)  # (P, S) or (N, P, S)
     if scan is None:
         chosen = valid.expand(q.shape[0], -1, -1)
         no_dims = torch.zeros(q.shape[:2] + q.shape[-1:], dtype=torch.bool, device=q.device)
-        return Attended(attend_chosen(q, k.float(), v.float(), chosen, scaling), chosen, no_dims)
+        return SparseOutput(attend_chosen(q, k.float(), v.float(), chosen, scaling), chosen, no_dims)
     dims, logits = approximate_logits(q, k, tokens, scan, scaling)
     probabilities = logits.softmax(dim=-1)
     chosen = choose_tokens(logits, probabilities, tokens, top_k, scan) & valid
-    return Attended(attend_mixed(q, k, v, probabilities, chosen, tokens, scaling), chosen, dims)
+    return SparseOutput(attend_mixed(q, k, v, probabilities, chosen, tokens, scaling), chosen, dims)
 
 
 def attend_mixed(

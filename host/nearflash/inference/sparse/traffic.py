@@ -14,7 +14,7 @@ from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.pages import TokenLayout
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["FlashReads", "Reads", "dense_bytes", "flash_reads"]
+__all__ = ["FlashReads", "SparseReads", "dense_bytes", "flash_reads"]
 
 _FP16_BYTES = 2
 
@@ -25,7 +25,7 @@ def dense_bytes(tokens: Tensor, dim: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Reads:
+class SparseReads:
     """Requests of one kind, int64, by KV head and query position."""
 
     pages: Tensor
@@ -43,11 +43,11 @@ class Reads:
 class FlashReads:
     """Reads of N KV heads at P query positions, (N, P) each."""
 
-    index: Reads
-    suffix: Reads
+    index: SparseReads
+    suffix: SparseReads
     """K of the tokens after the last whole index block, for the scan."""
-    gather: Reads
-    memory: Reads
+    gather: SparseReads
+    memory: SparseReads
     """Of the unindexed suffix, where it is in memory; none of these reads flash."""
 
     @property
@@ -71,23 +71,23 @@ def flash_reads(
     behind = place >= covered.unsqueeze(-1)
     suffix = behind & (place < tokens.unsqueeze(-1)) & dims.any(dim=-1, keepdim=True)
     groups, index = layout.token_layout(dim), _index(dims, covered, layout)
-    scanned, none = _groups(suffix, groups, (False,)), Reads(index.pages * 0, index.codewords * 0)
+    scanned, none = _groups(suffix, groups, (False,)), SparseReads(index.pages * 0, index.codewords * 0)
     if not suffix_in_memory:
         return FlashReads(index, scanned, _groups(chosen, groups, (False, True)), none)
     kept = _groups(chosen & behind, groups, (False, True))
-    memory = Reads(scanned.pages + kept.pages, scanned.codewords + kept.codewords)
+    memory = SparseReads(scanned.pages + kept.pages, scanned.codewords + kept.codewords)
     return FlashReads(index, none, _groups(chosen & ~behind, groups, (False, True)), memory)
 
 
-def _index(dims: Tensor, covered: Tensor, layout: KvLayout) -> Reads:
+def _index(dims: Tensor, covered: Tensor, layout: KvLayout) -> SparseReads:
     rows = layout.index_layout(dims.shape[-1])
     blocks = covered // layout.block_tokens
     padded = torch.nn.functional.pad(dims, (0, -dims.shape[-1] % rows.rows))
     pages = padded.unflatten(-1, (-1, rows.rows)).any(dim=-1).sum(dim=-1)
-    return Reads(blocks * pages, blocks * dims.sum(dim=-1) * rows.row_codewords)
+    return SparseReads(blocks * pages, blocks * dims.sum(dim=-1) * rows.row_codewords)
 
 
-def _groups(wanted: Tensor, layout: TokenLayout, values: tuple[bool, ...]) -> Reads:
+def _groups(wanted: Tensor, layout: TokenLayout, values: tuple[bool, ...]) -> SparseReads:
     """KV page groups with some token wanted (N, P, S); of each wanted token K (False), V (True) as `values` states."""
     holds = torch.zeros(layout.tokens, layout.pages * layout.page_codewords)
     for token in range(layout.tokens):
@@ -98,4 +98,4 @@ def _groups(wanted: Tensor, layout: TokenLayout, values: tuple[bool, ...]) -> Re
     groups = padded.unflatten(-1, (-1, layout.tokens))
     touched = (groups.float() @ holds.to(wanted.device)).clamp_(max=1).sum(dim=(-2, -1)).long()
     pages = groups.any(dim=-1).sum(dim=-1) * (layout.pages if len(values) > 1 else 1)
-    return Reads(pages, touched)
+    return SparseReads(pages, touched)

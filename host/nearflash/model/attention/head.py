@@ -18,7 +18,7 @@ from nearflash.model.attention.control.scan import approximate_scores, logit_sca
 from nearflash.model.attention.gather import Gathered, finish, gather
 from nearflash.model.attention.memory.finite import finite
 from nearflash.model.attention.memory.settings import Settings
-from nearflash.model.attention.memory.source import ArraySource, Source
+from nearflash.model.attention.memory.source import ArraySource, HeadSource
 from nearflash.model.attention.numerics.logit import to_logit
 from nearflash.model.attention.select.entries import entries
 from nearflash.model.attention.select.selection import Selected, selection
@@ -70,7 +70,7 @@ def attend(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResul
     return attend_from(ArraySource(k, v, settings), q, v_mean, settings)
 
 
-def attend_from(source: Source, q: F16, v_mean: F32, settings: Settings) -> HeadResult:
+def attend_from(source: HeadSource, q: F16, v_mean: F32, settings: Settings) -> HeadResult:
     """`attend` over what `source` finds, whose faults are the head's too."""
     _, faults = finite(q)
     if faults:
@@ -116,7 +116,7 @@ def _dense(group: int, tokens: int, settings: Settings) -> _Scan:
     return _Scan(np.empty(0, np.int64), choice, Fault(0))
 
 
-def _scan(q: F16, source: Source, settings: Settings) -> _Scan:
+def _scan(q: F16, source: HeadSource, settings: Settings) -> _Scan:
     """Approximate scores, and the entries that they choose."""
     dims, tokens = top_dims(q, settings.score_dims), source.tokens
     scores, faults = approximate_scores(q[:, dims], source.blocks(dims), source.suffix(dims))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.errors import PageError, StateError
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, describe
+from nearflash.storage.flash.page import PageData, PageKeys, PageWrites, describe
 
 __all__ = ["ERASED", "Flash", "ProgramOrder", "check_pages", "wrong_pages"]
 
@@ -29,7 +29,7 @@ class Flash(ABC):
     """Its pages outlast the program that made them."""
 
     @abstractmethod
-    def program(self, pages: PageNumbers, batch: PageBatch) -> None:
+    def program(self, pages: PageNumbers, batch: PageWrites) -> None:
         """Write pages: within a block in rising order, each once between two erases.
 
         Raises StateError for another order, StorageFullError or StateError where the medium fails.

@@ -23,9 +23,9 @@ from nearflash.abi.errors import CommandError, PageError, StateError
 from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import (
-    PageBatch,
     PageData,
     PageKeys,
+    PageWrites,
     header_keys,
     page_array,
     page_checksums,
@@ -154,7 +154,7 @@ class FileFlash(Flash):
 
     # Use
 
-    def program(self, pages: PageNumbers, batch: PageBatch) -> None:
+    def program(self, pages: PageNumbers, batch: PageWrites) -> None:
         """See Flash.program."""
         self._order.check(pages)
         checksums = self._checksums(batch.keys, batch.aux, batch.data)

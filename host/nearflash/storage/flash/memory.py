@@ -8,7 +8,7 @@ from nearflash.abi.attention.pages import PageEntry
 from nearflash.device.base import Device
 from nearflash.storage.flash.base import Flash, ProgramOrder, check_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, seal_codewords, unseal_pages
+from nearflash.storage.flash.page import PageData, PageKeys, PageWrites, header_keys, seal_codewords, unseal_pages
 
 __all__ = ["MemoryFlash", "memory_entries"]
 
@@ -36,7 +36,7 @@ class MemoryFlash(Flash):
         self._pages = self._buffer.host.reshape(geometry.pages, geometry.codewords, SEALED_BYTES)
         self._open = True
 
-    def program(self, pages: PageNumbers, batch: PageBatch) -> None:
+    def program(self, pages: PageNumbers, batch: PageWrites) -> None:
         """See Flash.program."""
         self._order.check(pages)
         self._pages[pages] = seal_codewords(batch)

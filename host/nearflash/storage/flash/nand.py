@@ -14,7 +14,7 @@ from nearflash.device.base import Device
 from nearflash.device.drivers import pages as nand
 from nearflash.storage.flash.base import ERASED, Flash, ProgramOrder, check_pages, wrong_pages
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, header_keys, seal_codewords, unseal_pages
+from nearflash.storage.flash.page import PageData, PageKeys, PageWrites, header_keys, seal_codewords, unseal_pages
 
 __all__ = ["NandFlash"]
 
@@ -56,7 +56,7 @@ class NandFlash(Flash):
         self._order = ProgramOrder(self.geometry)
         self._erased = np.full(self.geometry.blocks, erased)
 
-    def program(self, pages: PageNumbers, batch: PageBatch) -> None:
+    def program(self, pages: PageNumbers, batch: PageWrites) -> None:
         """See Flash.program."""
         self._order.check(pages)
         self._erase([block for block in np.unique(pages // self.geometry.pages_per_block) if not self._erased[block]])

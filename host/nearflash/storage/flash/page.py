@@ -19,9 +19,9 @@ from nearflash.storage.io.reuse import reuse_buffer
 
 __all__ = [
     "PAGE_KEY",
-    "PageBatch",
     "PageData",
     "PageKeys",
+    "PageWrites",
     "describe",
     "header_keys",
     "page_array",
@@ -57,7 +57,7 @@ class PageData:
 
 
 @dataclass(frozen=True)
-class PageBatch:
+class PageWrites:
     """p pages to be programmed."""
 
     keys: PageKeys
@@ -132,11 +132,11 @@ def unseal_pages(sealed: Bytes, expected: PageKeys) -> tuple[PageData, NDArray[n
     data, end = page_array(pages, codewords * CODEWORD_BYTES), AUX_BYTES + CODEWORD_BYTES
     data.reshape(pages, codewords, CODEWORD_BYTES)[:] = sealed[..., AUX_BYTES:end]
     aux = np.ascontiguousarray(sealed[..., :AUX_BYTES])
-    again = seal_codewords(PageBatch(expected, data, aux))
+    again = seal_codewords(PageWrites(expected, data, aux))
     return PageData(data, aux), (again == sealed).all(axis=(1, 2))
 
 
-def seal_codewords(batch: PageBatch) -> Bytes:
+def seal_codewords(batch: PageWrites) -> Bytes:
     """The pages as they lie in memory: (p, codewords, 528), each codeword with its own CRC32C."""
     pages, codewords = batch.aux.shape[:2]
     covered = np.zeros((pages, codewords, PAGE_KEY.itemsize + SEALED_BYTES), np.uint8)

@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.storage.flash.page import PageBatch, PageKeys, page_array, page_headers, page_keys
+from nearflash.storage.flash.page import PageKeys, PageWrites, page_array, page_headers, page_keys
 from nearflash.storage.kv.index import index_rows
 from nearflash.storage.kv.layout import KvLayout, KvShape
 
@@ -36,7 +36,7 @@ class PageMaker:
         heads, indices = np.arange(self.shape.kv_heads), np.arange(blocks.start * pages, blocks.stop * pages)
         return page_keys(_column(tags), layer, heads[:, None, None], indices.reshape(-1, pages), PageKind.INDEX)
 
-    def token_pages(self, keys: PageKeys, k: F16, v: F16) -> PageBatch:
+    def token_pages(self, keys: PageKeys, k: F16, v: F16) -> PageWrites:
         """Pages of full groups: k and v (heads, groups·n, d); in the order of `keys`, as token_keys gives them."""
         heads, groups, _ = keys.shape
         n, dim = self.layout.group_tokens, self.shape.dim
@@ -47,7 +47,7 @@ class PageMaker:
         flat = keys.reshape(-1)
         aux = np.zeros((len(flat), self.layout.page_codewords, 8), np.uint8)
         aux[..., _HEADER] = page_headers(flat, self.layout.page_bytes, n, IndexFormat.FP16)
-        return PageBatch(flat, data, aux)
+        return PageWrites(flat, data, aux)
 
     def values(self, data: NDArray[np.uint8]) -> F16:
         """K and V (2, groups, n, d) of full groups, their pages one after the other: (pages, page_bytes)."""
@@ -58,7 +58,7 @@ class PageMaker:
         """k (groups, n, d), a view into the first pages of full groups, (groups, page_bytes)."""
         return self._values(data.view(np.float16), 0)
 
-    def index_pages(self, keys: PageKeys, k: F16) -> PageBatch:
+    def index_pages(self, keys: PageKeys, k: F16) -> PageWrites:
         """Pages of index blocks: k (heads, blocks·T, d); in the order of `keys`, as index_keys gives them."""
         heads, blocks, pages = keys.shape
         layout, count = self.index_layout, heads * blocks
@@ -74,7 +74,7 @@ class PageMaker:
         aux[..., _HEADER] = page_headers(flat, layout.page_bytes, layout.block_tokens, layout.format)
         used = layout.rows * layout.row_codewords
         aux[:, :used, _SCALES] = scales.reshape(keys.size, used, 4)
-        return PageBatch(flat, data, aux)
+        return PageWrites(flat, data, aux)
 
     def _values(self, places: F16, value: int) -> F16:
         """The view (…, n, d) of K (value 0) or V (1) in groups (…, elements of a group)."""

@@ -9,9 +9,9 @@ from nearflash.abi.attention.codeword import PageKind
 from nearflash.abi.errors import CommandError, PageError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import PageNumbers
-from nearflash.storage.flash.page import PageBatch, PageData, PageKeys, page_array
+from nearflash.storage.flash.page import PageData, PageKeys, PageWrites, page_array
 from nearflash.storage.kv.space import BlockSpace
-from nearflash.storage.kv.stage import Stage
+from nearflash.storage.kv.stage import PageStage
 from nearflash.storage.kv.statistics import Cause
 
 __all__ = ["Moved", "PagePool"]
@@ -24,7 +24,7 @@ class PagePool:
     """The pages of one user of a flash, which is used for nothing else.
 
     `moved(keys, old, new)` is called when pages have got other numbers. Where a page is not on the flash yet, it is
-    read from the stage. `ahead` is Stage's.
+    read from the stage. `ahead` is PageStage's.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class PagePool:
             raise CommandError(f"background must be False on {type(flash).__name__}, whose calls come from one thread")
         self.flash, self._moved, self._read_limit = flash, moved, read_limit
         self.space = BlockSpace(flash.geometry)
-        self.stage = Stage(flash, buffer_bytes, background=background, ahead=ahead)
+        self.stage = PageStage(flash, buffer_bytes, background=background, ahead=ahead)
         self.programmed = dict.fromkeys(Cause, 0)
         """Pages by cause."""
         self.reads = 0
         """Pages read from flash."""
         self._disturbed = False
 
-    def put(self, kind: PageKind, batch: PageBatch, queues: Queues, cause: Cause) -> PageNumbers:
+    def put(self, kind: PageKind, batch: PageWrites, queues: Queues, cause: Cause) -> PageNumbers:
         """Give pages places in their LUN queues, and stage them; their numbers, in the order of the batch.
 
         There must be room (`make_room`). Raises what programming raised before.
@@ -114,7 +114,7 @@ class PagePool:
             read = self.read(old, keys)
             kind, queues = self.space.kind(block), np.full(len(old), block % self.flash.geometry.lun_queues)
             self.space.close(block)
-            new = self.put(kind, PageBatch(keys, read.data, read.aux), queues, cause)
+            new = self.put(kind, PageWrites(keys, read.data, read.aux), queues, cause)
             self.space.replace(old, new)
             self._moved(keys, old, new)
         self.space.close(block)

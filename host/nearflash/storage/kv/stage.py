@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import CommandError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.geometry import PageNumbers
-from nearflash.storage.flash.page import PAGE_KEY, PageBatch, page_array
+from nearflash.storage.flash.page import PAGE_KEY, PageWrites, page_array
 from nearflash.support.write_behind import WriteBehind
 
-__all__ = ["Stage"]
+__all__ = ["PageStage"]
 
 
-class Stage:
+class PageStage:
     """A ring of page buffers. Programs and erases reach the flash in the order in which they came.
 
     In the `background` a thread of its own does them; the first error is raised by every later call. Calls come from
@@ -29,7 +29,7 @@ class Stage:
         self._flash, self._size, self._ahead = flash, buffer_bytes // geometry.page_bytes, ahead
         if self._size < 2:
             raise CommandError(f"buffer_bytes must hold at least two pages, not {buffer_bytes!r} bytes")
-        self._batch = PageBatch(
+        self._batch = PageWrites(
             np.zeros(self._size, PAGE_KEY), page_array(self._size, geometry.page_bytes),
             np.zeros((self._size, geometry.codewords, 8), np.uint8),
         )  # fmt: skip
@@ -46,7 +46,7 @@ class Stage:
         """Raise the error of an earlier program or erase, if there was one."""
         self._writes.check()
 
-    def put(self, pages: PageNumbers, batch: PageBatch) -> None:
+    def put(self, pages: PageNumbers, batch: PageWrites) -> None:
         """Stage pages; waits, or programs, while there is no room."""
         done = 0
         while done < len(pages):
@@ -84,9 +84,9 @@ class Stage:
         """Slots of pages, -1 for those that are not here."""
         return self._slots[pages]
 
-    def get(self, slots: NDArray[np.int64]) -> PageBatch:
+    def get(self, slots: NDArray[np.int64]) -> PageWrites:
         """The content of slots."""
-        return PageBatch(self._batch.keys[slots], self._batch.data[slots], self._batch.aux[slots])
+        return PageWrites(self._batch.keys[slots], self._batch.data[slots], self._batch.aux[slots])
 
     def close(self) -> None:
         """Program what is staged, unless an earlier error was raised already. It may be called twice."""
@@ -107,7 +107,7 @@ class Stage:
         order = np.argsort(self._pages[slots], kind="stable")
         if (order[1:] > order[:-1]).all() and slots[0] <= slots[-1]:
             span = slice(slots[0], slots[-1] + 1)
-            batch = PageBatch(self._batch.keys[span], self._batch.data[span], self._batch.aux[span])
+            batch = PageWrites(self._batch.keys[span], self._batch.data[span], self._batch.aux[span])
         else:
             slots = slots[order]
             batch = self.get(slots)

@@ -7,14 +7,14 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest
 from nearflash.storage.state.metadata import METADATA_BYTES
 
-__all__ = ["ARRAYS", "Layout"]
+__all__ = ["ARRAYS", "StateLayout"]
 
 ARRAYS = tuple(array.name for array in ADAM_ARRAYS)
 """Names of the arrays that are stored by default."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """Offsets, in bytes, all multiples of 4096. Superblock and table of step t lie in place t mod 2.
 
     Within a slot extent follows extent, and within an extent array follows array.

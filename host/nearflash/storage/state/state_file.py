@@ -22,7 +22,7 @@ from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, partial_of
 from nearflash.storage.io.reuse import reused_buffer
 from nearflash.storage.io.sealed import seal, unseal
-from nearflash.storage.state.layout import Layout
+from nearflash.storage.state.layout import StateLayout
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.metadata import decode_metadata
 from nearflash.storage.state.stripe import Stripe
@@ -97,7 +97,7 @@ class StateFile:
         try:
             for offset in (0, BLOCK_BYTES):
                 file.write(offset, aligned_buffer(BLOCK_BYTES))
-            file.write(Layout.manifest_offset, block)
+            file.write(StateLayout.manifest_offset, block)
         except BaseException:
             file.close()
             partial.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ class StateFile:
             )
         blocks = [_read(file, offset, BLOCK_BYTES) for offset in (0, BLOCK_BYTES)]
         last, other, certain = last_and_previous(file.path, blocks)
-        block = _read_checked(file, "manifest", Layout.manifest_offset, last.manifest_bytes, last.manifest_crc32c)
+        block = _read_checked(file, "manifest", StateLayout.manifest_offset, last.manifest_bytes, last.manifest_crc32c)
         body = unseal("manifest", block)
         what = f"the manifest block of {file.path}"
         about, ratio, index = check_fields(what, body, manifest=dict, stripe_ratio=list, file=int)
@@ -342,8 +342,8 @@ class StateFile:
             raise AlignmentError(f"memory must have the extent's {size_bytes} bytes, not {memory.nbytes}")
 
 
-def _layout(manifest: Manifest, stripe: Stripe, index: int, block: NDArray[np.uint8]) -> Layout:
-    return Layout(manifest, block.nbytes, stripe.extents_of(index, manifest.extents))
+def _layout(manifest: Manifest, stripe: Stripe, index: int, block: NDArray[np.uint8]) -> StateLayout:
+    return StateLayout(manifest, block.nbytes, stripe.extents_of(index, manifest.extents))
 
 
 def _read(file: DirectFile, offset: int, size_bytes: int) -> NDArray[np.uint8]:

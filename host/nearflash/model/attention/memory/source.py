@@ -15,12 +15,12 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.memory.index import IndexBlock, quantise
 from nearflash.model.attention.memory.settings import Settings
 
-__all__ = ["ArraySource", "Source"]
+__all__ = ["ArraySource", "HeadSource"]
 
 F16 = NDArray[np.float16]
 
 
-class Source(Protocol):
+class HeadSource(Protocol):
     """Reads of one head. After a fault less may come than was asked for."""
 
     tokens: int
