@@ -45,15 +45,15 @@ def configuration_digest(config: PreTrainedConfig, without: Collection[str] = ()
 
 def _collect_keys(config: PreTrainedConfig, left_out: frozenset[str]) -> dict[str, Any]:
     defaults = type(config).default_config_fields()
-    found: dict[str, Any] = {"model_type": config.model_type}
+    deciding: dict[str, Any] = {"model_type": config.model_type}
     for key, value in config.to_dict().items():
         if key in left_out:
             continue
         inner = vars(config).get(key)
         if isinstance(inner, PreTrainedConfig):
-            found[key] = _collect_keys(inner, left_out)
+            deciding[key] = _collect_keys(inner, left_out)
             continue
-        own = plain(value)
-        if own != plain(defaults.get(key)):
-            found[key] = str(value) if own is OPAQUE else own
-    return found
+        plain_value = plain(value)
+        if plain_value != plain(defaults.get(key)):
+            deciding[key] = str(value) if plain_value is OPAQUE else plain_value
+    return deciding

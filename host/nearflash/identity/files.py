@@ -35,7 +35,7 @@ def file_digest(path: Path, descriptor: int | None = None) -> str:
             kept = _recall(before)
             if kept is not None:
                 return kept
-            found = _read(fd, before["size"])
+            digest = _read(fd, before["size"])
             if _stamp(fd) != before:
                 raise StateError(f"{path} must stay as it is while it is read, but it changed: try again")
         finally:
@@ -45,14 +45,14 @@ def file_digest(path: Path, descriptor: int | None = None) -> str:
             raise
         raise StateError(f"{path} must be readable to be compared ({error.strerror}): check the file") from error
     if time.time_ns() - max(before["mtime_ns"], before["ctime_ns"]) > _STEP_NS:
-        _keep(before, found)
-    return found
+        _keep(before, digest)
+    return digest
 
 
 def _stamp(fd: int) -> dict[str, int]:
-    own = os.fstat(fd)
-    return {"device": own.st_dev, "inode": own.st_ino, "size": own.st_size, "mtime_ns": own.st_mtime_ns,
-            "ctime_ns": own.st_ctime_ns}  # fmt: skip
+    status = os.fstat(fd)
+    return {"device": status.st_dev, "inode": status.st_ino, "size": status.st_size, "mtime_ns": status.st_mtime_ns,
+            "ctime_ns": status.st_ctime_ns}  # fmt: skip
 
 
 def _read(fd: int, size: int) -> str:
@@ -62,8 +62,8 @@ def _read(fd: int, size: int) -> str:
 
     digest = hashlib.sha256(str(size).encode())
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "nearflash-identity") as pool:
-        for each in pool.map(part, range(0, size, _PART_BYTES)):
-            digest.update(each)
+        for part_digest in pool.map(part, range(0, size, _PART_BYTES)):
+            digest.update(part_digest)
     return digest.hexdigest()
 
 
@@ -77,11 +77,11 @@ def _place(stamp: dict[str, int]) -> Path:
 def _recall(stamp: dict[str, int]) -> str | None:
     """The digest in a file of the user's own that nobody else can write; anything else counts as none."""
     try:
-        place = _place(stamp)
-        status = place.lstat()
+        path = _place(stamp)
+        status = path.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             return None
-        body = json.loads(read_text(place, 4096))
+        body = json.loads(read_text(path, 4096))
     except (OSError, ValueError, RecursionError):
         return None
     digest = body.pop("sha256", None) if isinstance(body, dict) else None
@@ -90,8 +90,8 @@ def _recall(stamp: dict[str, int]) -> str | None:
 
 def _keep(stamp: dict[str, int], digest: str) -> None:
     try:
-        place = _place(stamp)
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_durably(place, json.dumps(stamp | {"sha256": digest}))
+        path = _place(stamp)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(path, json.dumps(stamp | {"sha256": digest}))
     except OSError:
         return  # it is read again the next time

@@ -65,7 +65,7 @@ class ModelIdentity:
 
     def differing(self, other: "ModelIdentity") -> str:
         """The parts that are another model's, joined by commas; empty where none is."""
-        return ", ".join(name for name, own in self.parts.items() if other.parts[name] != own)
+        return ", ".join(name for name, digest in self.parts.items() if other.parts[name] != digest)
 
 
 def weights_digests(model: Any, dtypes: tuple[torch.dtype, ...]) -> dict[str, str]:
@@ -103,8 +103,8 @@ def _find_hooked(model: torch.nn.Module, name: str) -> Tensor | None:
         except AttributeError:
             continue
         hook = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", (hook,)):
-            weights = getattr(each, "weights_map", None)
+        for inner_hook in getattr(hook, "hooks", (hook,)):
+            weights = getattr(inner_hook, "weights_map", None)
             try:
                 return None if weights is None else weights[".".join(parts[depth:])]
             except KeyError:

@@ -39,7 +39,7 @@ def module_states(model: torch.nn.Module) -> dict[str, Any]:
     """Class, settings (public attributes of numbers and text) and own functions of each module, by its name."""
     classes: dict[type, Any] = {}
     left_out = tuple(find_unused_adapters(model))
-    found = {}
+    states = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if f"{name}.".startswith(left_out):
             continue
@@ -47,29 +47,29 @@ def module_states(model: torch.nn.Module) -> dict[str, Any]:
         if kind not in classes:
             classes[kind] = [kind.__module__, kind.__qualname__, _own_functions(kind)]
         settings = {} if _adapters_of(module) else _settings(name, module)
-        found[name] = [classes[kind], settings, _own_calls(module)]
-    return found
+        states[name] = [classes[kind], settings, _own_calls(module)]
+    return states
 
 
 def _settings(name: str, module: torch.nn.Module, unused: frozenset[str] = frozenset()) -> dict[str, Any]:
-    found = {}
+    settings = {}
     for key, value in vars(module).items():
         if key.startswith("_") or key in _RUNTIME or is_recomputed(module, key):
             continue
         if isinstance(value, dict):
-            value = {each: kept for each, kept in value.items() if each not in unused}
-        if (own := plain(value)) is not OPAQUE:
-            found[key] = own
+            value = {adapter: kept for adapter, kept in value.items() if adapter not in unused}
+        if (plain_value := plain(value)) is not OPAQUE:
+            settings[key] = plain_value
         elif callable(value) and not isinstance(value, torch.nn.Module) and key != "forward":
-            found[key] = [getattr(value, "__qualname__", type(value).__qualname__), _function(value)]
-    return found
+            settings[key] = [getattr(value, "__qualname__", type(value).__qualname__), _function(value)]
+    return settings
 
 
 def is_recomputed(module: torch.nn.Module, leaf: str) -> bool:
     """Whether an attribute or buffer follows the text's length, as dynamic rotary positions do."""
     kinds = getattr(module, "rope_type", None)
     names = kinds.values() if isinstance(kinds, dict) else (kinds,)
-    dynamic = any(isinstance(each, str) and ("dynamic" in each or each == "longrope") for each in names)
+    dynamic = any(isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in names)
     return dynamic and leaf.endswith(_RECOMPUTED) and not leaf.endswith("original_inv_freq")
 
 
@@ -78,13 +78,13 @@ def is_recomputed(module: torch.nn.Module, leaf: str) -> bool:
 
 def adapter_states(model: torch.nn.Module) -> dict[str, Any]:
     """For each adapted layer (peft): adapters in use, merged or not, whether disabled, and their settings."""
-    found = {}
+    states = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if adapters := _adapters_of(module):
             known, used, merged, disabled = adapters
             settings = _settings(name, module, frozenset(known - used))
-            found[name] = [sorted(used), merged, disabled, settings]
-    return found
+            states[name] = [sorted(used), merged, disabled, settings]
+    return states
 
 
 def find_unused_adapters(model: torch.nn.Module) -> Iterator[str]:
@@ -93,16 +93,16 @@ def find_unused_adapters(model: torch.nn.Module) -> Iterator[str]:
         if adapters := _adapters_of(module):
             known, used, *_ = adapters
             for attribute in _adapter_attributes(module):
-                yield from (f"{name}.{attribute}.{each}." for each in known - used)
+                yield from (f"{name}.{attribute}.{adapter}." for adapter in known - used)
 
 
 def _adapters_of(module: Any) -> tuple[set[str], set[str], list[str], bool] | None:
     """Adapters that an adapted layer knows and uses, those merged, and whether it is disabled; None for others."""
     if not hasattr(module, "adapter_layer_names") or not hasattr(module, "active_adapters"):
         return None
-    parts = (getattr(module, each, None) for each in _adapter_attributes(module))
+    parts = (getattr(module, attribute, None) for attribute in _adapter_attributes(module))
     known = {str(key) for part in parts if part is not None and hasattr(part, "keys") for key in part}
-    merged = [str(each) for each in getattr(module, "merged_adapters", None) or ()]
+    merged = [str(adapter) for adapter in getattr(module, "merged_adapters", None) or ()]
     disabled = bool(getattr(module, "disable_adapters", False))
     active = set() if disabled else set(map(str, module.active_adapters))
     return known, active | set(merged), merged, disabled
@@ -116,20 +116,20 @@ def _adapter_attributes(module: Any) -> tuple[str, ...]:
 
 
 def _own_functions(kind: type) -> dict[str, Any]:
-    found = {}
+    functions = {}
     for base in kind.__mro__:
         for key, value in vars(base).items():
             for part in (value.fget, value.fset) if isinstance(value, property) else (value,):
-                if own := _function(part):
-                    found[f"{base.__qualname__}.{key}"] = own
-    return found
+                if function := _function(part):
+                    functions[f"{base.__qualname__}.{key}"] = function
+    return functions
 
 
 def _own_calls(module: torch.nn.Module) -> list[Any]:
     """Replaced methods and hooks of a module."""
     replaced = [value for key, value in vars(module).items() if callable(value) and key in dir(type(module))]
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    return [own for each in (*replaced, *hooks) if (own := _function(each))]
+    return [function for call in (*replaced, *hooks) if (function := _function(call))]
 
 
 def _function(value: Any, calling: frozenset[CodeType] = frozenset()) -> list[Any]:
@@ -159,7 +159,7 @@ def _describe(value: Any, calling: frozenset[CodeType]) -> Any:
 
 
 def _code(code: CodeType) -> str:
-    inner = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    inner = [_code(constant) if isinstance(constant, CodeType) else repr(constant) for constant in code.co_consts]
     digest = hashlib.sha256(code.co_code)
     digest.update(digest_of([inner, code.co_names, code.co_varnames, code.co_freevars]).encode())
     return digest.hexdigest()

@@ -25,18 +25,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.dtype | torch.Size | bytes | complex):
         return str(value)
     if isinstance(value, Mapping):
-        return _join({f"{type(key).__name__} {key}": plain(each) for key, each in value.items()})
+        return _join({f"{type(key).__name__} {key}": plain(item) for key, item in value.items()})
     if isinstance(value, set | frozenset):
-        found = [plain(each) for each in value]
-        return OPAQUE if OPAQUE in found else sorted(found, key=str)
+        plain_items = [plain(item) for item in value]
+        return OPAQUE if OPAQUE in plain_items else sorted(plain_items, key=str)
     if isinstance(value, list | tuple):
-        return _join([plain(each) for each in value])
+        return _join([plain(item) for item in value])
     return OPAQUE
 
 
 def _join(found: Any) -> Any:
     values = found.values() if isinstance(found, dict) else found
-    return OPAQUE if any(each is OPAQUE for each in values) else found
+    return OPAQUE if any(item is OPAQUE for item in values) else found
 
 
 def digest_of(value: Any) -> str:

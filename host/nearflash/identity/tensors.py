@@ -81,7 +81,7 @@ def tensor_digests(
     name, wherever they lie now, if at all. quick: CRC32C in place of SHA-256. dtype: floating-point tensors are
     converted to it, one after another. Raises UnsupportedError for a tensor whose bytes cannot be read.
     """
-    found = dict(stored)
+    digests = dict(stored)
     seen: dict[_Place, list[Future[bytes]]] = {}
     waiting: dict[str, tuple[Tensor, list[Future[bytes]]]] = {}
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "nearflash-identity") as pool:
@@ -93,12 +93,12 @@ def tensor_digests(
             if dtype is not None and value.is_floating_point() and value.dtype != dtype:
                 value = value.detach().to(dtype)
             if tensor.is_meta or value.data_ptr() != place[1]:
-                found[name] = _digest_parts(value, _begin(pool, value, quick))  # memory of its own: not all at once
+                digests[name] = _digest_parts(value, _begin(pool, value, quick))  # memory of its own: not all at once
                 continue
             if place not in seen:
                 seen[place] = _begin(pool, value, quick)
             waiting[name] = value, seen[place]
-        return found | {name: _digest_parts(*each) for name, each in waiting.items()}
+        return digests | {name: _digest_parts(*parts) for name, parts in waiting.items()}
 
 
 def _place(name: str, tensor: Tensor) -> _Place:
@@ -118,13 +118,13 @@ def content_digest(tensor: Tensor) -> str:
 
 
 def _with_memory(name: str, tensor: Tensor, read: Callable[[str], Tensor | None]) -> Tensor:
-    found = read(name) if tensor.is_meta else tensor
-    if found is None:
+    source = read(name) if tensor.is_meta else tensor
+    if source is None:
         raise UnsupportedError(
             f"tensor {name!r} must have memory, or a source that it is read from when its module runs, but it is on "
             "the meta device: load the model with from_pretrained or nearflash.weights.loading.load"
         )
-    return torch.as_tensor(found)
+    return torch.as_tensor(source)
 
 
 def _begin(pool: ThreadPoolExecutor, tensor: Tensor, quick: bool) -> list[Future[bytes]]:
@@ -146,8 +146,8 @@ def _sum_of(part: Tensor) -> bytes:
 def sum_words(part: Tensor) -> bytes:
     """Sums modulo 2^64 of 32-bit words and of words times their number, computed where they lie: bytes of a GPU's
     memory need not cross the link to be compared with what they were."""
-    rest = len(part) % 4
-    words = torch.nn.functional.pad(part, (0, 4 - rest if rest else 0)).view(torch.int32).to(torch.int64)
+    odd_bytes = len(part) % 4
+    words = torch.nn.functional.pad(part, (0, 4 - odd_bytes if odd_bytes else 0)).view(torch.int32).to(torch.int64)
     numbers = torch.arange(1, len(words) + 1, device=part.device)
     return torch.stack([words.sum(), (words * numbers).sum()]).cpu().numpy().tobytes()
 

@@ -22,20 +22,20 @@ def tokenizer_digest(tokenizer: Any) -> str:
     its vocabulary, added tokens and the files that it was read from.
     """
     names = {key: plain(value) for key, value in vars(tokenizer).items() if key[:1] != "_" and key not in _RUNTIME}
-    found = {key: value for key, value in names.items() if value is not OPAQUE}
-    found["class"] = type(tokenizer).__name__
-    found["special"] = {str(key): str(value) for key, value in tokenizer.special_tokens_map.items()}
+    deciding = {key: value for key, value in names.items() if value is not OPAQUE}
+    deciding["class"] = type(tokenizer).__name__
+    deciding["special"] = {str(key): str(value) for key, value in tokenizer.special_tokens_map.items()}
     for key in ("add_bos_token", "add_eos_token"):
-        found[key] = plain(getattr(tokenizer, key, None))
-    found["content"] = _content(tokenizer)
-    return digest_of(found)
+        deciding[key] = plain(getattr(tokenizer, key, None))
+    deciding["content"] = _content(tokenizer)
+    return digest_of(deciding)
 
 
 def _content(tokenizer: Any) -> str:
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None:
-        start, mark, rest = str(fast.to_str()).partition('"added_tokens":')
-        return hashlib.sha256((rest if mark else start).encode()).hexdigest()
+        start, mark, after = str(fast.to_str()).partition('"added_tokens":')
+        return hashlib.sha256((after if mark else start).encode()).hexdigest()
     added = {str(number): repr(token) for number, token in tokenizer.added_tokens_decoder.items()}
     files = {
         key: hashlib.sha256(Path(path).read_bytes()).hexdigest()

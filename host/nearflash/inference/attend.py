@@ -35,7 +35,7 @@ def attend(
     Raises ShapeError and FormatError for arrays that do not fit together, NonFiniteError for what is
     not finite in fp16, and what `open_engine` raises. To attend step after step, keep the engine of `open_engine` open.
     """
-    own = policy if isinstance(policy, AttentionPolicy) else AttentionPolicy(policy)  # type: ignore[arg-type]
+    attention_policy = policy if isinstance(policy, AttentionPolicy) else AttentionPolicy(policy)  # type: ignore[arg-type]
     queries, keys, values = (_fp16(name, array) for name, array in (("q", q), ("k", k), ("v", v)))
     if keys.ndim != 3 or not keys.size:
         raise ShapeError(f"k must have the shape (kv_heads, tokens, dim), each at least 1, not {keys.shape}")
@@ -46,7 +46,7 @@ def attend(
         raise ShapeError(f"q must have the shape (a multiple of {kv_heads} heads, {dim}), not {queries.shape}")
     shape = KvShape(layers=1, kv_heads=kv_heads, dim=dim)
     with open_engine(
-        shape, own, tokens=tokens, sequences=1, device=device, nand_block_pages=nand_block_pages
+        shape, attention_policy, tokens=tokens, sequences=1, device=device, nand_block_pages=nand_block_pages
     ) as engine:  # fmt: skip
         sequence = engine.add()
         engine.append(sequence, 0, keys, values)

@@ -79,9 +79,9 @@ def generate(
     clock = GenerationClock(engine, before, len(rows), mini_batches, settings.max_new_tokens, progress)
 
     def run(part: int) -> list[list[int]]:
-        own = rows[part::mini_batches]
-        batch = pad_left(own, settings.fields["pad_token_id"], model.device)
-        width = max(map(len, own))
+        mini_batch = rows[part::mini_batches]
+        batch = pad_left(mini_batch, settings.fields["pad_token_id"], model.device)
+        width = max(map(len, mini_batch))
         ends = ends_of(settings, tokenizer)
         with NearflashCache(engine, model.config) as cache, reject_by_name(lambda: not cache.sequences):
             shown = None if stream is None else TextOut(tokenizer, stream)
@@ -101,7 +101,7 @@ def generate(
         finally:
             clock.stopped = True  # after an interrupt, or an error of one of them, the others are not waited for long
         parts = [future.result() for future in futures]
-    tokens = [parts[place % mini_batches][place // mini_batches] for place in range(len(rows))]
+    tokens = [parts[row % mini_batches][row // mini_batches] for row in range(len(rows))]
     return Generated(
         tokenizer.batch_decode(tokens, skip_special_tokens=True), tokens, clock.prefill_s, clock.decode_s,
         engine.counters - before,

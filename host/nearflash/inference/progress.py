@@ -105,8 +105,8 @@ class Ends(StoppingCriteria):
     """
 
     def __init__(self, stops: Sequence[int], strings: list[str], tokenizer: Any, criteria: Sequence[Any] = ()) -> None:
-        own = [StopStringCriteria(tokenizer, strings)] if strings else []
-        self._stops, self._criteria = frozenset(stops), StoppingCriteriaList([*own, *criteria])
+        criteria_of_strings = [StopStringCriteria(tokenizer, strings)] if strings else []
+        self._stops, self._criteria = frozenset(stops), StoppingCriteriaList([*criteria_of_strings, *criteria])
         self._widths: dict[int, int] = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -124,5 +124,5 @@ class Ends(StoppingCriteria):
     def new_tokens(self, row: int, tokens: list[int], prompt: int) -> list[int]:
         """The tokens of a row of the batch, after `prompt` tokens, up to its end."""
         new = tokens[prompt : self._widths.get(row)]
-        end = next((place for place, token in enumerate(new) if token in self._stops), len(new))
+        end = next((number for number, token in enumerate(new) if token in self._stops), len(new))
         return new[: end + 1]

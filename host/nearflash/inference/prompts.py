@@ -50,8 +50,8 @@ def encode_text(tokenizer: Any, text: str, *, chat: bool = False) -> list[int]:
             raise CommandError("chat must be False for a model whose tokenizer has no template, not True")
         message = [{"role": "user", "content": text}]
         text = str(tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
-    found: list[int] = tokenizer(text, add_special_tokens=not chat, verbose=False)["input_ids"]
-    return found
+    ids: list[int] = tokenizer(text, add_special_tokens=not chat, verbose=False)["input_ids"]
+    return ids
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> dict[str, torch.Tensor]:
@@ -74,7 +74,7 @@ def position_limit(config: Any) -> int | None:
     """
     text = config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None)
-    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)} if rope else set()
+    kinds = {form.get("rope_type") for form in (rope, *rope.values()) if isinstance(form, dict)} if rope else set()
     if getattr(text, "alibi", False) or "dynamic" in kinds:
         return None
     limit = getattr(text, "max_position_embeddings", None)
@@ -88,7 +88,7 @@ def _list_prompts(prompts: Any) -> list[Any]:
         return [prompts]
     if isinstance(prompts, list | tuple) or getattr(prompts, "ndim", None) == 2:
         listed = list(prompts)
-        return [listed] if listed and all(_is_id(each) for each in listed) else listed
+        return [listed] if listed and all(_is_id(item) for item in listed) else listed
     raise CommandError(f"prompts must be texts, or lists of token ids, not {_show(prompts)}")
 
 
@@ -96,9 +96,9 @@ def _row(prompt: Any, number: int, encode: Callable[[str], Sequence[int]]) -> li
     if isinstance(prompt, str):
         return list(encode(prompt))
     listed = prompt.tolist() if getattr(prompt, "ndim", None) == 1 else prompt
-    if not isinstance(listed, list | tuple) or not all(_is_id(each) for each in listed):
+    if not isinstance(listed, list | tuple) or not all(_is_id(token) for token in listed):
         raise CommandError(f"prompt {number} must be a text, or a list of token ids, not {_show(prompt)}")
-    return [int(each) for each in listed]
+    return [int(token) for token in listed]
 
 
 def _is_id(value: Any) -> bool:

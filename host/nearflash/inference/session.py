@@ -208,8 +208,8 @@ class Session:
 
     def _note(self) -> None:
         assert self._sequence is not None, "made by _reuse"
-        own = {"tokens": self.tokens, "finished": self._finished, "text": self._text, "messages": self.messages}
-        self._engine.note(self._sequence, self._digests | own)
+        info = {"tokens": self.tokens, "finished": self._finished, "text": self._text, "messages": self.messages}
+        self._engine.note(self._sequence, self._digests | info)
 
     def _restore(self) -> None:
         what = f"the session on {self._engine.name}"
@@ -220,8 +220,8 @@ class Session:
             identity, tokens, finished, text, messages = check_fields(
                 what, info, identity=dict, tokens=list, finished=int, text=str, messages=list
             )
-            own = self._digests["identity"]
-            if others := ", ".join(name for name in own if identity.get(name) != own[name]):
+            parts = self._digests["identity"]
+            if others := ", ".join(name for name in parts if identity.get(name) != parts[name]):
                 raise StateError(
                     f"{what} must be of this model and tokenizer, but its {others} are another one's: K and V would "
                     "not fit; load what it was kept with, or name another file"
@@ -239,4 +239,4 @@ class Session:
         """The conversation as the model reads it, up to where its reply begins."""
         if self._tokenizer.chat_template:
             return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        return "\n".join(f"{one['role']}:{one['content']}" for one in messages) + "\nassistant:"
+        return "\n".join(f"{message['role']}:{message['content']}" for message in messages) + "\nassistant:"

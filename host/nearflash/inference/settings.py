@@ -246,7 +246,7 @@ def generation_settings(
     fields = {**_defaults(), **asked}
     for name, rule in FIELDS.items():
         if caller in rule.rejected and not _is_neutral(fields[name], rule):
-            plain = next((one for one in reversed(rule.neutral) if isinstance(one, type(fields[name]))), None)
+            plain = next((value for value in reversed(rule.neutral) if isinstance(value, type(fields[name]))), None)
             where = f"give {name}={plain!r}" if name in given else "edit the model's generation_config.json"
             raise UnsupportedError(
                 f"{name} must be {plain!r} with {caller}, not {fields[name]!r} ({where}): {rule.rejected[caller]}"
@@ -300,8 +300,8 @@ def _defaults() -> dict[str, Any]:
 
 def _read_stated(config: GenerationConfig, caller: Caller) -> dict[str, Any]:
     """Fields that a configuration states. Raises UnsupportedError for one of a later transformers."""
-    own = vars(GenerationConfig())
-    stated = {name: value for name, value in vars(config).items() if value is not None and name in own}
+    known = vars(GenerationConfig())
+    stated = {name: value for name, value in vars(config).items() if value is not None and name in known}
     if later := sorted(stated.keys() - FIELDS.keys() - set(_ABOUT)):
         raise UnsupportedError(
             f"{later[0]} must be left out of the generation configuration: {caller} has no rule for it"
@@ -310,15 +310,15 @@ def _read_stated(config: GenerationConfig, caller: Caller) -> dict[str, Any]:
 
 
 def _is_neutral(value: Any, rule: FieldRule) -> bool:
-    return any(value is one or (type(value) in (int, float, str) and value == one) for one in rule.neutral)
+    return any(value is neutral or (type(value) in (int, float, str) and value == neutral) for neutral in rule.neutral)
 
 
 def _lengths(
     given: Mapping[str, Any], asked: Mapping[str, Any], longest: int, positions: int | None
 ) -> dict[str, int | None]:
     """Lengths in new tokens; what the call states comes before what the model does."""
-    room = None if positions is None else positions - longest
-    if room is not None and room < 1:
+    left = None if positions is None else positions - longest
+    if left is not None and left < 1:
         raise CommandError(f"prompts must have fewer tokens than the model has positions, {positions}, not {longest}")
     wanted = None
     for stated in (given, asked):
@@ -328,10 +328,10 @@ def _lengths(
                 if wanted < 1:
                     raise CommandError(f"{name} must be {prompt + 1} or more, not {value!r}; the longest prompt has "
                                        f"{longest} tokens")  # fmt: skip
-    wanted = wanted or min(_DEFAULT_NEW, room or _DEFAULT_NEW)
-    if room is not None and wanted > room:
+    wanted = wanted or min(_DEFAULT_NEW, left or _DEFAULT_NEW)
+    if left is not None and wanted > left:
         raise CommandError(
-            f"max_new_tokens must be {room} or less after {longest} tokens, not {wanted}: the model has {positions} "
+            f"max_new_tokens must be {left} or less after {longest} tokens, not {wanted}: the model has {positions} "
             "positions"
         )
     least = asked.get("min_new_tokens")
@@ -354,7 +354,7 @@ def _stop_tokens(value: Any) -> tuple[int, ...]:
 
 def _pad_token(candidates: Sequence[Any], vocabulary: int) -> int:
     """The first that the model has; 0 where it has none. It is masked before a prompt, and cut off after a text."""
-    return next((one for one in candidates if type(one) is int and 0 <= one < vocabulary), 0)
+    return next((token for token in candidates if type(token) is int and 0 <= token < vocabulary), 0)
 
 
 def check_seed(seed: Any) -> None:
@@ -372,7 +372,7 @@ def _check_values(fields: Mapping[str, Any], vocabulary: int) -> None:
     _check_decay(fields)
     strings = fields["stop_strings"]
     listed = [strings] if isinstance(strings, str) else strings or []
-    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
+    if not isinstance(listed, list | tuple) or not all(isinstance(text, str) and text for text in listed):
         raise CommandError(f"stop_strings must be texts that are not empty, not {strings!r}")
     for name in _IDS:
         if wrong := [one for one in _tokens_in(name, fields[name]) if type(one) is int and not 0 <= one < vocabulary]:
@@ -383,7 +383,7 @@ def _check_decay(fields: Mapping[str, Any]) -> None:
     name = "exponential_decay_length_penalty"
     if (value := fields[name]) is None:
         return
-    if not (isinstance(value, list | tuple) and len(value) == 2 and all(type(one) in (int, float) for one in value)):
+    if not (isinstance(value, list | tuple) and len(value) == 2 and all(type(item) in (int, float) for item in value)):
         raise CommandError(f"{name} must be a token's number and a factor, (start, factor), not {value!r}")
     if not fields["eos_token_id"]:
         raise CommandError(f"{name} must be given with eos_token_id, whose score it raises: there is none")
@@ -393,7 +393,7 @@ def _tokens_in(name: str, value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         value = list(value)
     elif name == "sequence_bias" and isinstance(value, list | tuple):
-        value = [each[0] for each in value if isinstance(each, list | tuple) and each]
+        value = [item[0] for item in value if isinstance(item, list | tuple) and item]
     if isinstance(value, list | tuple):
         for each in value:
             yield from _tokens_in("", each)
@@ -403,5 +403,5 @@ def _tokens_in(name: str, value: Any) -> Iterator[Any]:
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _as_json(each) for key, each in value.items()}
-    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(key): _as_json(item) for key, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value

@@ -65,9 +65,9 @@ def is_gpu(device: str) -> bool:
 
 def check_gpu(device: str) -> None:
     """Raise UnsupportedError unless torch can use this GPU."""
-    number, found = device.partition(":")[2] or "0", torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not number.isdecimal() or int(number) >= found:
-        raise UnsupportedError(f"device {device!r} must be a GPU that torch can use; it finds {found or 'none'}")
+    number, gpus = device.partition(":")[2] or "0", torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not number.isdecimal() or int(number) >= gpus:
+        raise UnsupportedError(f"device {device!r} must be a GPU that torch can use; it finds {gpus or 'none'}")
 
 
 def open_engine(
@@ -105,15 +105,15 @@ def open_engine(
     engines: list[Engine] = []
     try:
         for place, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
-            own = replace(shape, kv_heads=count)
+            part = replace(shape, kv_heads=count)
             file = path if path is None or num_devices == 1 else path.with_name(f"{path.name}.{place}")
             if device == CPU or gpu:
                 room = cache_bytes // num_devices, suffix_bytes // num_devices
-                engines.append(_file(own, policy, layout, tokens, sequences, file, end - count, *room, keep, gpu))
+                engines.append(_file(part, policy, layout, tokens, sequences, file, end - count, *room, keep, gpu))
             else:
-                flash = partial(_device_flash, own, layout, tokens, sequences, nand_block_pages)
+                flash = partial(_device_flash, part, layout, tokens, sequences, nand_block_pages)
                 kept = suffix_bytes // num_devices if nand_block_pages else 0
-                engines.append(_device(device, own, policy, layout, flash, end - count, kept))
+                engines.append(_device(device, part, policy, layout, flash, end - count, kept))
     except BaseException:
         for engine in engines:
             engine.close()

@@ -37,9 +37,9 @@ def private_folder(folder: Path) -> Path:
     Raises OSError.
     """
     try:
-        for each in (*reversed(folder.parents), folder):
-            if not each.is_dir():
-                each.mkdir(0o700 if each == folder else 0o755, exist_ok=True)
+        for path in (*reversed(folder.parents), folder):
+            if not path.is_dir():
+                path.mkdir(0o700 if path == folder else 0o755, exist_ok=True)
     except ValueError as error:  # a zero byte in the name
         raise OSError(errno.EINVAL, str(error), str(folder)) from error
     check_private(folder)
@@ -55,17 +55,17 @@ def check_private(folder: Path) -> None:
     """
     trusted = {0, os.geteuid(), Path(__file__).stat().st_uid}
     given, real = folder.absolute(), folder.resolve(strict=True)
-    for each in (given, *given.parents, real, *real.parents):
-        found = each.lstat()
-        if found.st_uid not in trusted:
-            raise _refusal(each, f"it must belong to you or root, not to user {found.st_uid}: choose another folder")
-        if stat.S_ISLNK(found.st_mode):
+    for path in (given, *given.parents, real, *real.parents):
+        status = path.lstat()
+        if status.st_uid not in trusted:
+            raise _refusal(path, f"it must belong to you or root, not to user {status.st_uid}: choose another folder")
+        if stat.S_ISLNK(status.st_mode):
             continue
-        if not stat.S_ISDIR(found.st_mode):
-            raise _refusal(each, "it must be a folder: choose another")
-        writable = stat.S_IWOTH | (0 if _is_users_own_group(found) else stat.S_IWGRP)
-        if found.st_mode & writable and (each == real or not found.st_mode & stat.S_ISVTX):
-            raise _refusal(each, f"nobody else may write there: run `chmod go-w {each}`, or choose another folder")
+        if not stat.S_ISDIR(status.st_mode):
+            raise _refusal(path, "it must be a folder: choose another")
+        writable = stat.S_IWOTH | (0 if _is_users_own_group(status) else stat.S_IWGRP)
+        if status.st_mode & writable and (path == real or not status.st_mode & stat.S_ISVTX):
+            raise _refusal(path, f"nobody else may write there: run `chmod go-w {path}`, or choose another folder")
 
 
 def _is_users_own_group(found: os.stat_result) -> bool:

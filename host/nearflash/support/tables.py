@@ -77,15 +77,15 @@ class TableReader:
         if must:
             raise self.error(f"{what} must be {must}, not {brief(value)}")
         if kinds == (dict,):
-            return {name: self._field(key, arguments[1], each, f"{what}.{name}") for name, each in value.items()}
-        return tuple(self._field(key, arguments[0], each, what) for each in value) if kinds == (list,) else value
+            return {name: self._field(key, arguments[1], item, f"{what}.{name}") for name, item in value.items()}
+        return tuple(self._field(key, arguments[0], item, what) for item in value) if kinds == (list,) else value
 
 
 def check_fields(what: str, body: Any, **kinds: type) -> tuple[Any, ...]:
     """The values of a JSON object that has these fields and no others, each exactly of its kind. Raises StateError."""
     if type(body) is not dict or body.keys() != kinds.keys():
-        found = sorted(body) if type(body) is dict else type(body).__name__
-        raise StateError(f"{what} must be an object of {', '.join(kinds)}, not of {str(found)[:_MOST_SHOWN]}")
+        fields_found = sorted(body) if type(body) is dict else type(body).__name__
+        raise StateError(f"{what} must be an object of {', '.join(kinds)}, not of {str(fields_found)[:_MOST_SHOWN]}")
     for name, kind in kinds.items():
         if type(body[name]) is not kind or (kind is int and body[name] < 0):
             noun = "an integer of at least 0" if kind is int else _NOUNS[kind]

@@ -42,13 +42,13 @@ def compress_tensor(name: str, values: NDArray[Any], format: str = FORMATS[0], b
         raise CommandError(f"format must be one of {', '.join(FORMATS)} and bits one of 16, 8, 4, not {format}, {bits}")
     if format == "groups" and bits == 16:
         raise CommandError("bits must be 8 or 4 with the format groups, not 16")
-    found, element = patterns(values.reshape(-1, values.shape[-1]))
+    codes, element = patterns(values.reshape(-1, values.shape[-1]))
     if element is ElementFormat.INT8 and bits != 16:
         raise FormatError(f"tensor {name!r} must be of fp16 or bf16 to be quantised, not of {values.dtype}")
     dense = PackedTensor(
-        name, _DTYPES[element], values.shape, "dense", np.ascontiguousarray(found).view(np.uint8).ravel()
+        name, _DTYPES[element], values.shape, "dense", np.ascontiguousarray(codes).view(np.uint8).ravel()
     )
-    rows, columns = found.shape
+    rows, columns = codes.shape
     matrix = values.reshape(fold_shape(rows, columns, 1 if bits == 16 else SCALE_COLUMNS))
     packed = [PackedTensor(name, dense.dtype, values.shape, form, np.frombuffer(data, np.uint8))
               for form, data in _forms(matrix, format, bits)]  # fmt: skip

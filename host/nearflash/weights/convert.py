@@ -92,15 +92,15 @@ def _write(
     sizes, places = [], {}
     for number, names in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        planned = {name: (_NAMES[_target(each, dtype)], tuple(each.shape)) for name, each in names.items()}
+        planned = {name: (_NAMES[_target(tensor, dtype)], tuple(tensor.shape)) for name, tensor in names.items()}
 
         def pack_all(names: Mapping[str, Tensor] = names) -> Iterator[PackedTensor]:
             for name, tensor in names.items():
-                each = _pack(name, tensor, format, bits, dtype, name in compressed)
+                stored = _pack(name, tensor, format, bits, dtype, name in compressed)
                 values = int(torch.count_nonzero(tensor))
                 dense_bytes = tensor.numel() * _target(tensor, dtype).itemsize
-                written(Written(name, each.form, tensor.numel(), values, dense_bytes, len(each.data)))
-                yield each
+                written(Written(name, stored.form, tensor.numel(), values, dense_bytes, len(stored.data)))
+                yield stored
 
         sizes.append(write_file(folder / file, planned, pack_all(), metadata))
         places.update(dict.fromkeys(names, file))
@@ -116,11 +116,11 @@ def _shards(model: Any, dtype: torch.dtype, compressed: frozenset[str]) -> Itera
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in state.items():
-        each = tensor.numel() * _target(tensor, dtype).itemsize
-        if shard and size + each > SHARD_BYTES:
+        size_bytes = tensor.numel() * _target(tensor, dtype).itemsize
+        if shard and size + size_bytes > SHARD_BYTES:
             yield dict(sorted(shard.items(), key=lambda item: item[0] not in compressed))
             shard, size = {}, 0
-        shard[name], size = tensor, size + each
+        shard[name], size = tensor, size + size_bytes
     yield dict(sorted(shard.items(), key=lambda item: item[0] not in compressed))
 
 

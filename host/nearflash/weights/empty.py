@@ -76,13 +76,13 @@ def generation_config_of(folder: Path) -> GenerationConfig:
 
     Raises CommandError for a malformed file (transformers would take the other one in silence).
     """
-    own = (folder / _SETTINGS).is_file()
-    options: dict[str, Any] = {} if own else {"config_file_name": CONFIG, "_from_model_config": True}
+    has_settings = (folder / _SETTINGS).is_file()
+    options: dict[str, Any] = {} if has_settings else {"config_file_name": CONFIG, "_from_model_config": True}
     try:
         return GenerationConfig.from_pretrained(folder, local_files_only=True, **options)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise CommandError(
-            f"{_SETTINGS if own else CONFIG} of {folder} must be one that transformers takes: {error}"
+            f"{_SETTINGS if has_settings else CONFIG} of {folder} must be one that transformers takes: {error}"
         ) from error
 
 
@@ -90,9 +90,9 @@ def find_dtype(tensors: Mapping[str, WeightsTensor]) -> torch.dtype:
     """The floating-point dtype of most bytes of a checkpoint; fp32 where it has none."""
     sizes: dict[torch.dtype, int] = {}
     for tensor in tensors.values():
-        own = TORCH_DTYPES.get(tensor.dtype, torch.int8)
-        if own.is_floating_point:
-            sizes[own] = sizes.get(own, 0) + tensor.dense_bytes
+        dtype = TORCH_DTYPES.get(tensor.dtype, torch.int8)
+        if dtype.is_floating_point:
+            sizes[dtype] = sizes.get(dtype, 0) + tensor.dense_bytes
     return max(sizes, key=lambda each: sizes[each], default=torch.float32)
 
 

@@ -79,14 +79,14 @@ def _expand_tensor(
         raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
     on_gpu, dtype = _on_gpu(out, device), _DTYPES[tensor.dtype]
     if tensor.form == "dense":
-        found = data.view(dtype).reshape(tensor.shape)
-        return found if out is None and not on_gpu else _copy(found, tensor.dtype, out, device)
-    found = np.empty(tensor.shape, dtype) if out is None or on_gpu else _memory(out, tensor.shape, tensor.dtype)
-    rows = found.view(np.uint16).reshape(-1, tensor.shape[-1])
+        values = data.view(dtype).reshape(tensor.shape)
+        return values if out is None and not on_gpu else _copy(values, tensor.dtype, out, device)
+    values = np.empty(tensor.shape, dtype) if out is None or on_gpu else _memory(out, tensor.shape, tensor.dtype)
+    rows = values.view(np.uint16).reshape(-1, tensor.shape[-1])
     expand_groups(data, rows, int(tensor.form.removeprefix("int")), ELEMENTS[tensor.dtype], executor)
     if on_gpu:
-        return _copy(found, tensor.dtype, out, device)
-    return found if out is None else out
+        return _copy(values, tensor.dtype, out, device)
+    return values if out is None else out
 
 
 def _expand_stream(
@@ -125,9 +125,9 @@ def _on_gpu(out: Any, device: str | Device) -> bool:
         return True
     if str(device).partition(":")[0] != "cuda":
         return False
-    found = _gpus()
-    if device not in ("cuda", *found) or not found:
-        rule = f"host, or one of {', '.join(found)}" if found else "host: torch finds no GPU here"
+    gpus = _gpus()
+    if device not in ("cuda", *gpus) or not gpus:
+        rule = f"host, or one of {', '.join(gpus)}" if gpus else "host: torch finds no GPU here"
         raise UnknownDeviceError(f"device must be {rule}, not {device!r}")
     return True
 
@@ -166,5 +166,5 @@ def _memory(out: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         from torch import uint8
 
         out = out.detach().reshape(-1).view(uint8).numpy()
-    found: NDArray[Any] = out.view(_DTYPES[dtype]).reshape(shape)
-    return found
+    values: NDArray[Any] = out.view(_DTYPES[dtype]).reshape(shape)
+    return values

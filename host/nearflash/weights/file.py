@@ -105,16 +105,16 @@ class WeightsTensor:
         """As `read`, but nothing is checked: for who does that in another thread."""
         before = self.offset % BLOCK_BYTES
         blocks = -(-(before + self.stored_bytes) // BLOCK_BYTES)
-        room, end = memory(max(blocks, 1) * BLOCK_BYTES), before + self.stored_bytes
+        buffer, end = memory(max(blocks, 1) * BLOCK_BYTES), before + self.stored_bytes
         try:
             descriptor = self.file.descriptor(direct=True)
-            done = PositionalBackend().read(descriptor, room[: blocks * BLOCK_BYTES].data, self.offset - before)
+            done = PositionalBackend().read(descriptor, buffer[: blocks * BLOCK_BYTES].data, self.offset - before)
             self.file.check()
         except OSError as error:
             raise self.error(f"reading failed ({error.strerror})") from error
         if done < end:
             raise self.error(f"the file ends {end - done} bytes too early")
-        return room[before:end]
+        return buffer[before:end]
 
     def check(self, data: NDArray[np.uint8]) -> None:
         """Compare the bytes that `load` gave with the file's checksums, where it has some, so that they are this
@@ -163,31 +163,31 @@ def write_file(
     dense = [StoredTensor(name, dtype, shape) for name, (dtype, shape) in planned.items()]
     metadata = {"format": "pt", **(metadata or {})}  # without it transformers takes a file for another framework's
     all_rows = {name: [0] * shape[0] for name, (_, shape) in planned.items() if _has_rows(shape)}
-    room = len(tensors_header(dense, {**metadata, **_make_metadata(longest, all_rows)}, [0] * len(dense)))
-    start = -(-(8 + room + len(dense) * _LONGEST_BYTES) // SECTION_BYTES) * SECTION_BYTES
+    header_bytes = len(tensors_header(dense, {**metadata, **_make_metadata(longest, all_rows)}, [0] * len(dense)))
+    start = -(-(8 + header_bytes + len(dense) * _LONGEST_BYTES) // SECTION_BYTES) * SECTION_BYTES
     written: list[StoredTensor] = []
     checksums, described, rows = [], {}, {}
     with new_file(path) as file:
         file.write(bytes(start))
-        for each in tensors:
-            if planned.get(each.name) != (each.dtype, each.shape):
-                raise StateError(f"{path} cannot be written: tensor {each.name!r} was not planned so")
-            if each.form == "dense":
-                written.append(StoredTensor(each.name, each.dtype, each.shape))
-                if _has_rows(each.shape):
-                    rows[each.name] = [crc32c(row) for row in each.data.reshape(each.shape[0], -1)]
+        for tensor in tensors:
+            if planned.get(tensor.name) != (tensor.dtype, tensor.shape):
+                raise StateError(f"{path} cannot be written: tensor {tensor.name!r} was not planned so")
+            if tensor.form == "dense":
+                written.append(StoredTensor(tensor.name, tensor.dtype, tensor.shape))
+                if _has_rows(tensor.shape):
+                    rows[tensor.name] = [crc32c(row) for row in tensor.data.reshape(tensor.shape[0], -1)]
             else:
-                written.append(StoredTensor(each.name, "U8", (len(each.data),)))
-                described[each.name] = _describe(each.dtype, each.shape, each.form, _stream_checksum(each))
-            checksums.append(crc32c(each.data))
-            file.write(each.data.data)
-        if {each.name for each in written} != planned.keys() or len(written) != len(planned):
+                written.append(StoredTensor(tensor.name, "U8", (len(tensor.data),)))
+                described[tensor.name] = _describe(tensor.dtype, tensor.shape, tensor.form, _stream_checksum(tensor))
+            checksums.append(crc32c(tensor.data))
+            file.write(tensor.data.data)
+        if {tensor.name for tensor in written} != planned.keys() or len(written) != len(planned):
             raise StateError(f"{path} cannot be written: {len(written)} tensors came, not the {len(planned)} planned")
         header = tensors_header(written, {**metadata, **_make_metadata(described, rows)}, checksums, start - 8)
         assert len(header) == start - 8
         file.seek(0)
         file.write(len(header).to_bytes(8, "little") + header)
-    return start + sum(each.size_bytes for each in written)
+    return start + sum(tensor.size_bytes for tensor in written)
 
 
 def _has_rows(shape: Sequence[int]) -> bool:
@@ -200,7 +200,7 @@ def _stream_checksum(tensor: PackedTensor) -> int | None:
 
 
 def _make_metadata(described: Mapping[str, object], rows: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    texts = {name: [f"{checksum:08x}" for checksum in own] for name, own in rows.items()}
+    texts = {name: [f"{checksum:08x}" for checksum in checksums] for name, checksums in rows.items()}
     metadata = {_VERSION: str(VERSION), _TENSORS: json.dumps(described, separators=(",", ":"))}
     return {**metadata, _ROWS: json.dumps(texts, separators=(",", ":"))} if texts else metadata
 
@@ -232,27 +232,27 @@ def read_checkpoint_file(path: Path) -> tuple[dict[str, WeightsTensor], str]:
     try:
         described = json.loads(file.metadata[_TENSORS]) if version else {}
         rows = json.loads(file.metadata.get(_ROWS, "{}")) if version else {}
-        found = {
+        tensors = {
             name: _open_tensor(file, stored, described.get(name), rows.get(name, ()), version == "1")
             for name, stored in file.tensors.items()
         }
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path}: its metadata must describe its compressed tensors ({error})") from error
-    if missing := described.keys() - found.keys():
+    if missing := described.keys() - tensors.keys():
         raise WeightsError(f"{path}: tensor {sorted(missing)[0]!r} must be there, as the metadata states")
-    return found, str(file.metadata.get(CHECKPOINT, ""))
+    return tensors, str(file.metadata.get(CHECKPOINT, ""))
 
 
 def _open_tensor(
     file: TensorFile, stored: StoredTensor, described: Mapping[str, object] | None, rows: Sequence[str], old: bool
 ) -> WeightsTensor:
-    place = file.file, file.offset_of(stored.name), file.size_of(stored.name)
+    location = file.file, file.offset_of(stored.name), file.size_of(stored.name)
     checksum = file.checksums[stored.name] if file.checksums else None
     if described is None:
         if rows and (not stored.shape or len(rows) != stored.shape[0]):
             raise ValueError(f"{stored.name!r} has {len(rows)} checksums of rows and the shape {stored.shape}")
-        each = tuple(int(row, 16) for row in rows)
-        return WeightsTensor(stored.name, stored.dtype, stored.shape, "dense", *place, checksum, None, each)
+        row_checksums = tuple(int(row, 16) for row in rows)
+        return WeightsTensor(stored.name, stored.dtype, stored.shape, "dense", *location, checksum, None, row_checksums)
     dtype, shape, form = described["dtype"], described["shape"], described["form"]
     right = stored.dtype == "U8" and dtype in ("F16", "BF16", "I8") and form in FORMS[1:]
     if (
@@ -262,9 +262,9 @@ def _open_tensor(
         or not all(type(size) is int and size > 0 for size in shape)
     ):
         raise ValueError(f"{stored.name!r} is stored as {stored.dtype}, stated to be {described}")
-    if prod(shape) > 8 * place[-1]:  # an element takes a bit at least: nobody makes room for what cannot be there
-        raise ValueError(f"{stored.name!r} has {place[-1]} bytes, too few for the shape {shape}")
+    if prod(shape) > 8 * location[-1]:  # an element takes a bit at least: nobody makes room for what cannot be there
+        raise ValueError(f"{stored.name!r} has {location[-1]} bytes, too few for the shape {shape}")
     if form == "bitmap" and not old:
         stream = int(str(described["header_crc32c"]), 16)
-        return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), *place, None, stream)
-    return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), *place, checksum)
+        return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), *location, None, stream)
+    return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), *location, checksum)

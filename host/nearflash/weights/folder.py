@@ -95,10 +95,10 @@ def open_folder(
         return _find_packaged(gguf)
     folder = Path(name)
     try:
-        found = (folder / CONFIG).is_file() and folder.is_dir()
+        is_model = (folder / CONFIG).is_file() and folder.is_dir()
     except (OSError, ValueError):  # a name that is too long
-        found = False
-    if not found:
+        is_model = False
+    if not is_model:
         raise CommandError(f"model must be {SMOLLM2} or a folder with a {CONFIG}, not {str(name)!r}")
     _check_files(folder)
     opened = ModelFolder(folder, read_config(folder / CONFIG))

@@ -60,7 +60,7 @@ def load(
     sources = sources_of(model, tensors)
     placed = _place(sources, budget, prefetch_bytes)
     direct = {name: source.pieces[0].tensor for name, source in sources.items() if source.is_one_tensor}
-    with WeightsMap({n: each for n, each in direct.items() if n not in placed.offloaded}, device=device) as weights:
+    with WeightsMap({n: tensor for n, tensor in direct.items() if n not in placed.offloaded}, device=device) as weights:
         for name, value in weights.items():
             set_module_tensor_to_device(model, name, device, value=value)
     for name in sources.keys() - direct.keys():
@@ -137,7 +137,7 @@ def _place(sources: Mapping[str, Source], budget: int | None, prefetch_bytes: in
     if budget is None:
         return _Placed({}, set(), 0)
     fixed = {_owner(name) for name, source in sources.items() if not source.is_one_tensor}
-    movable = {name: each.pieces[0].tensor for name, each in sources.items() if _owner(name) not in fixed}
+    movable = {name: source.pieces[0].tensor for name, source in sources.items() if _owner(name) not in fixed}
     packed = {name: tensor for name, tensor in movable.items() if tensor.form != "dense"}
     largest = max((tensor.dense_bytes for tensor in packed.values()), default=0)
     ahead = _TENSORS_AHEAD * largest if prefetch_bytes is None else prefetch_bytes
@@ -148,19 +148,19 @@ def _place(sources: Mapping[str, Source], budget: int | None, prefetch_bytes: in
         raise CommandError(f"budget must be {needed} bytes at least, {dense} for what is not compressed and {buffers} "
                            f"to read, expand and prefetch in, not {budget!r}: compress them (nearflash compress), "
                            "or read them layer by layer (nearflash generate --plan auto)")  # fmt: skip
-    room, in_memory = budget - needed, set()
+    free_bytes, in_memory = budget - needed, set()
     for name, tensor in packed.items():
-        if tensor.stored_bytes <= room:
-            room -= tensor.stored_bytes
+        if tensor.stored_bytes <= free_bytes:
+            free_bytes -= tensor.stored_bytes
             in_memory.add(name)
     resident = set()
     for name, tensor in packed.items() if in_memory == packed.keys() else ():
         more = sources[name].size_bytes - tensor.stored_bytes
-        if more <= room:
-            room -= more
+        if more <= free_bytes:
+            free_bytes -= more
             resident.add(name)
     modules = {_owner(name) for name in packed.keys() - resident}
-    offloaded = {name: each for name, each in movable.items() if _owner(name) in modules}
+    offloaded = {name: tensor for name, tensor in movable.items() if _owner(name) in modules}
     return _Placed(offloaded, (in_memory | (offloaded.keys() - packed.keys())) - resident, ahead)
 
 
@@ -226,15 +226,17 @@ def _check_of(hook: Any, parent: Any, leaf: str) -> Callable[[Any, Any], None]:
             )
         around = getattr(owner(), leaf, module)
         if around is not module:
-            own = {id(each) for each in module.parameters()}
-            if empty := [n for n, each in around.named_parameters() if each.is_meta and id(each) not in own]:
+            own_parameters = {id(parameter) for parameter in module.parameters()}
+            if empty := [
+                n for n, value in around.named_parameters() if value.is_meta and id(value) not in own_parameters
+            ]:
                 raise _meta_error(f"{leaf}.{empty[0]}")
 
     return check
 
 
 def _check_inputs(module: Any, inputs: Any) -> None:
-    if any(isinstance(each, Tensor) and each.is_meta for each in inputs):
+    if any(isinstance(value, Tensor) and value.is_meta for value in inputs):
         raise _meta_error(f"what {type(module).__name__} is given")
 
 

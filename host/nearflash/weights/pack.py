@@ -53,17 +53,17 @@ def pack(matrix: NDArray[Any] | QuantizedMatrix, *, coding: str | None = None, g
     if coding is not None and coding not in _CODINGS:
         raise CommandError(f"coding must be one of {', '.join(_CODINGS)}, not {coding!r}")
     if isinstance(matrix, QuantizedMatrix):
-        found, element, output = matrix.codes, matrix.element, matrix.output
+        codes, element, output = matrix.codes, matrix.element, matrix.output
     else:
-        (found, element), output = patterns(matrix), None
+        (codes, element), output = patterns(matrix), None
     integers = element in (ElementFormat.INT8, ElementFormat.INT4)
     if integers and coding == "exponents":
         raise FormatError(f"coding must be 'plain' for {element.name.lower()}, which has no exponents, not {coding!r}")
     chosen = _CODINGS[coding or ("plain" if integers else "exponents")]
-    rows, columns = found.shape
+    rows, columns = codes.shape
     header = BitmapHeader(element, rows, columns, group_rows, 0, chosen, output)
     groups = [
-        _group(number, *_fields(matrix, found[first : first + group_rows], first, header), header)
+        _group(number, *_fields(matrix, codes[first : first + group_rows], first, header), header)
         for number, first in enumerate(range(0, rows, group_rows))
     ]
     ends = b"".join(group[-SECTION_BYTES:][:GROUP_END_BYTES] for group in groups)
@@ -154,6 +154,6 @@ def _join(fields: NDArray[Any], bits: int) -> NDArray[Any]:
         return np.packbits(fields, bitorder="little")
     parts = fields.astype(np.uint8, copy=False).reshape(-1, 8 // bits)
     joined = parts[:, 0].copy()
-    for place in range(1, 8 // bits):
-        joined |= parts[:, place] << np.uint8(place * bits)
+    for number in range(1, 8 // bits):
+        joined |= parts[:, number] << np.uint8(number * bits)
     return joined

@@ -52,13 +52,13 @@ def check_parts(folder: Path) -> None:
     for path, name in names.items():
         if name != wanted:
             raise _error(path, f"{REPORT} is the report of other ones")
-    stated, found = report.get(_PARTS), part_digests(folder)
+    stated, digests = report.get(_PARTS), part_digests(folder)
     if not isinstance(stated, dict):
         raise _error(folder / REPORT, "it does not state the parts of the folder")
-    for name in sorted({*stated, *found}):
-        if name not in found:
+    for name in sorted({*stated, *digests}):
+        if name not in digests:
             raise _error(folder / name, "it is missing")
-        if name in stated and stated[name] != found[name]:
+        if name in stated and stated[name] != digests[name]:
             raise _error(folder / name, "it was replaced or edited since")
         if name not in stated and name.endswith(_READ):
             raise _error(folder / name, "it was added since")
@@ -88,12 +88,12 @@ def _report_name(path: Path) -> str | None:
 
 def _report(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_text(path))
+        report = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise _error(path, f"it cannot be read ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(report, dict):
         raise _error(path, "it is no object")
-    return found
+    return report
 
 
 def _error(path: Path, what: str) -> WeightsError:

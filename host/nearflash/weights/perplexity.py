@@ -21,8 +21,8 @@ def windows(texts: Iterable[Sequence[int]], length: int) -> Tensor:
 
     Raises CommandError for fewer than two.
     """
-    found = [torch.tensor(ids)[: len(ids) // length * length].reshape(-1, length) for ids in texts]
-    together = torch.cat(found) if found else torch.empty(0, length)
+    windows_of_texts = [torch.tensor(ids)[: len(ids) // length * length].reshape(-1, length) for ids in texts]
+    together = torch.cat(windows_of_texts) if windows_of_texts else torch.empty(0, length)
     if len(together) < 2:
         raise CommandError(f"texts must have two windows of {length} tokens or more, not {len(together)}")
     return together.to(torch.int64)

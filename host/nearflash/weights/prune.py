@@ -113,14 +113,14 @@ def _prune(
         for number, layer in enumerate(layers):
             linears = linear_layers(model, layer)
             start = time.perf_counter()
-            statistics = _statistics(layer, linears, hidden, [each[number] for each in given], method)
+            statistics = _statistics(layer, linears, hidden, [keywords[number] for keywords in given], method)
             for name, linear in linears.items():
                 with torch.no_grad():
                     linear.weight.copy_(_new_weight(name, linear.weight, statistics.get(name), method, layout))
                     density = float(torch.count_nonzero(linear.weight) / linear.weight.numel())
                 yield PrunedLayer(f"{name}.weight", density, time.perf_counter() - start)
                 start = time.perf_counter()
-            hidden = [_run(layer, each, keywords[number]) for each, keywords in zip(hidden, given, strict=True)]
+            hidden = [_run(layer, states, keywords[number]) for states, keywords in zip(hidden, given, strict=True)]
     finally:
         model.train(training)
 
@@ -153,8 +153,8 @@ def _capture(model: Any, layers: list[nn.Module], tokens: Tensor) -> tuple[list[
 @torch.no_grad()
 def _run(layer: nn.Module, hidden: Tensor, keywords: dict[str, Any]) -> Tensor:
     out = layer(hidden, **keywords)
-    found: Tensor = out[0] if isinstance(out, tuple) else out
-    return found
+    hidden_out: Tensor = out[0] if isinstance(out, tuple) else out
+    return hidden_out
 
 
 def _statistics(
@@ -165,11 +165,11 @@ def _statistics(
     method: str,
 ) -> dict[str, Tensor]:
     """For each linear layer, in fp32: sums of squares (inputs,) of its inputs, or with `sparsegpt` of products."""
-    found: dict[str, Tensor] = {}
-    with _seeing(linears, found, products=method == "sparsegpt"):
-        for each, keywords in zip(hidden, given, strict=True):
-            _run(layer, each, keywords)
-    return found
+    statistics: dict[str, Tensor] = {}
+    with _seeing(linears, statistics, products=method == "sparsegpt"):
+        for states, keywords in zip(hidden, given, strict=True):
+            _run(layer, states, keywords)
+    return statistics
 
 
 @contextmanager
@@ -213,14 +213,14 @@ def _optimal_brain_surgeon(weight: Tensor, products: Tensor, layout: _Layout) ->
     block = layout.group or _BLOCK
     for first in range(0, columns, block):
         last = min(first + block, columns)
-        part, own = weight[:, first:last], inverse[first:last, first:last]
-        scores = part.square() / own.diagonal().square()
+        part, inverse_part = weight[:, first:last], inverse[first:last, first:last]
+        scores = part.square() / inverse_part.diagonal().square()
         pruned = layout.mask(scores if layout.group else scores.reshape(1, -1)).view_as(part)
         errors = torch.zeros_like(part)
         for column in range(last - first):
             kept = part[:, column].masked_fill(pruned[:, column], 0)
-            errors[:, column] = (part[:, column] - kept) / own[column, column]
-            part[:, column:] -= errors[:, column, None] * own[column, None, column:]
+            errors[:, column] = (part[:, column] - kept) / inverse_part[column, column]
+            part[:, column:] -= errors[:, column, None] * inverse_part[column, None, column:]
             part[:, column] = kept
         weight[:, last:] -= errors @ inverse[first:last, last:]
     return weight

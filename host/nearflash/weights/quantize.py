@@ -45,17 +45,17 @@ def quantize(matrix: NDArray[Any], bits: int, *, present: NDArray[np.bool_] | No
     Raises FormatError for another dtype, ShapeError for another shape, CommandError for other bits, NonFiniteError for
     NaN or infinity.
     """
-    found, output = patterns(matrix)
+    codes, output = patterns(matrix)
     if bits not in _BITS:
         raise CommandError(f"bits must be 4 or 8, not {bits!r}")
     if output is ElementFormat.INT8:
         raise FormatError(f"matrix must be of fp16 or bf16 to be quantised, not of {matrix.dtype}")
-    present = found != 0 if present is None else present
-    if present.shape != found.shape or present.dtype != np.bool_:
+    present = codes != 0 if present is None else present
+    if present.shape != codes.shape or present.dtype != np.bool_:
         raise ShapeError(
-            f"present must be booleans of the shape {found.shape}, not {present.dtype} of the shape {present.shape}"
+            f"present must be booleans of the shape {codes.shape}, not {present.dtype} of the shape {present.shape}"
         )
-    wide = _wide(found, output)
+    wide = _wide(codes, output)
     if not np.isfinite(wide[present]).all():
         raise NonFiniteError("matrix must be finite, not NaN or infinite: no scale can hold such a value")
     return _quantize(wide, present, _BITS[bits], output)

@@ -150,17 +150,17 @@ def sources_of(model: Any, tensors: Mapping[str, WeightsTensor]) -> dict[str, So
     the model's, or of integers or 8-bit numbers where the model computes with floating point.
     """
     conversions = get_model_conversion_mapping(model)
-    converters = [each for each in conversions if isinstance(each, WeightConverter)]
-    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     expected = model.state_dict()
-    found = _collect(model, tensors, conversions, expected)
-    _follow_ties(model, found)
-    _check_left_over(model, found, expected)
+    stored = _collect(model, tensors, conversions, expected)
+    _follow_ties(model, stored)
+    _check_left_over(model, stored, expected)
     sources: dict[str, Source] = {}
-    for name, own in found.items():
+    for name, pieces in stored.items():
         if name in expected:
-            converter = None if own[0][0] is None else by_pattern[own[0][0]]
-            sources.update(_sources(name, expected, own, converter, model.config))
+            converter = None if pieces[0][0] is None else by_pattern[pieces[0][0]]
+            sources.update(_sources(name, expected, pieces, converter, model.config))
     _check_missing(model, sources, expected)
     return {name: sources[name] for name in expected if name in sources}
 
@@ -169,15 +169,15 @@ def _collect(
     model: Any, tensors: Mapping[str, WeightsTensor], conversions: Iterable[Any], expected: Mapping[str, Tensor]
 ) -> _Found:
     """The stored tensors by the name that transformers gives them."""
-    converters = [each for each in conversions if isinstance(each, WeightConverter)]
-    renamings = [each for each in conversions if not isinstance(each, WeightConverter)]
-    found: _Found = {}
+    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+    renamings = [conversion for conversion in conversions if not isinstance(conversion, WeightConverter)]
+    stored: _Found = {}
     for name in sorted(tensors, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
         if target not in expected and name in expected:
             target, pattern = name, None
-        found.setdefault(target, []).append((pattern, tensors[name]))
-    return found
+        stored.setdefault(target, []).append((pattern, tensors[name]))
+    return stored
 
 
 def _follow_ties(model: Any, found: _Found) -> None:
@@ -238,7 +238,7 @@ def _sources(
     for pattern, tensor in found:
         _check_dtype(tensor, dtype)
         if (pattern is None) != (converter is None) or (converter is None and len(found) > 1):
-            others = ", ".join(sorted(repr(each.name) for _, each in found))
+            others = ", ".join(sorted(repr(tensor.name) for _, tensor in found))
             raise tensor.error(f"{name!r} must be stored once, not as {others}")
     if converter is None:
         tensor = found[0][1]
@@ -253,11 +253,11 @@ def _sources(
     several = len(converter.target_patterns) > 1
     made = {}
     for target in converter.target_patterns:
-        own = name.replace(converter.target_patterns[0], target)
-        if own in expected:
-            shape, dtype = tuple(expected[own].shape), expected[own].dtype
-            source = Source(own, shape, dtype, pieces, converter, patterns, target if several else "", config)
-            made[own] = source.check()
+        renamed = name.replace(converter.target_patterns[0], target)
+        if renamed in expected:
+            shape, dtype = tuple(expected[renamed].shape), expected[renamed].dtype
+            source = Source(renamed, shape, dtype, pieces, converter, patterns, target if several else "", config)
+            made[renamed] = source.check()
     return made
 
 
@@ -276,12 +276,12 @@ def _place_experts(
     """Tensors of single experts, one after another along the second dimension for each."""
     row = 0
     for pattern in converter.source_patterns:
-        own = [tensor for mine, tensor in found if mine == pattern]
-        for expert, tensor in enumerate(own):
-            if len(own) != shape[0] or tensor.shape[1:] != shape[2:]:
+        expert_tensors = [tensor for mine, tensor in found if mine == pattern]
+        for expert, tensor in enumerate(expert_tensors):
+            if len(expert_tensors) != shape[0] or tensor.shape[1:] != shape[2:]:
                 rule = f"{shape[0]} tensors of the shape {shape[1:]}, in parts along the first dimension"
-                raise tensor.error(f"it must be one of {rule}, not one of {len(own)} of {tensor.shape}")
+                raise tensor.error(f"it must be one of {rule}, not one of {len(expert_tensors)} of {tensor.shape}")
             yield SourcePiece(tensor, (expert, slice(row, row + tensor.shape[0])))
-        row += own[0].shape[0] if own else 0
+        row += expert_tensors[0].shape[0] if expert_tensors else 0
     if row != shape[1]:
         raise found[0][1].error(f"experts must have {shape[1]} rows in all, not {row}")

@@ -54,7 +54,7 @@ class WeightsMap(Mapping[str, Tensor]):
         device: str = "cpu",
     ) -> None:
         kept = set(in_memory)
-        self._tensors = {name: KeptTensor(each) if name in kept else each for name, each in tensors.items()}
+        self._tensors = {name: KeptTensor(tensor) if name in kept else tensor for name, tensor in tensors.items()}
         self._next = dict(pairwise(self._tensors))  # of the last one, when it is known whether another pass comes
         self._device, self._prefetch_bytes = device, prefetch_bytes
         self._loads = Prefetcher("nearflash-weights", self._expand, threads=_JOBS)
@@ -116,8 +116,8 @@ class WeightsMap(Mapping[str, Tensor]):
             tensor.check(data)
             read = KeptTensor(tensor, data)
             if self._device != "cpu":
-                found: Tensor = expand(read, self._device)
-                return found
+                expanded: Tensor = expand(read, self._device)
+                return expanded
             dtype = TORCH_DTYPES[tensor.dtype]
             if tensor.form == "dense" and not in_memory and tensor.offset % dtype.itemsize == 0:
                 return torch.from_numpy(data).view(dtype).view(tensor.shape)  # where it was read
@@ -151,9 +151,9 @@ def buffer_bytes(tensors: Iterable[WeightsTensor], prefetch_bytes: int) -> int:
     Tensors come in a few sizes, each with memory of its own that waits for its turn: hence twice what is expanded
     beforehand.
     """
-    found = list(tensors)
+    listed = list(tensors)
     dense, stored = (
-        max((getattr(each, name) for each in found), default=0) for name in ("dense_bytes", "stored_bytes")
+        max((getattr(tensor, name) for tensor in listed), default=0) for name in ("dense_bytes", "stored_bytes")
     )
     return 2 * prefetch_bytes + dense + _JOBS * (stored + stored // 8)
 
@@ -171,15 +171,15 @@ class _Buffers:
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
         """Bytes with any content, so many or an eighth more: compressed tensors differ a little in size."""
         step = max(1 << max(size_bytes.bit_length() - 4, 0), BLOCK_BYTES)
-        room = max(-(-size_bytes // step), 1) * step
+        buffer_bytes = max(-(-size_bytes // step), 1) * step
         with self._lock:
-            free = self._free.setdefault(room, deque())
+            free = self._free.setdefault(buffer_bytes, deque())
             memory = free.pop() if free else None
-            more = room if memory is None else 0
+            more = buffer_bytes if memory is None else 0
             self._give_back(more)
             self._size_bytes += more
         if memory is None:
-            memory = self._new(room)
+            memory = self._new(buffer_bytes)
         # Views of an array refer to what its memory belongs to: behind a memoryview to this array, not further.
         array: NDArray[np.uint8] = np.frombuffer(memoryview(memory.data), np.uint8)
         weakref.finalize(array, free.append, memory).atexit = False  # without the lock: a collection may hold it
@@ -195,7 +195,7 @@ class _Buffers:
 
     def _give_back(self, more: int) -> None:
         """Give back what is free, as far as all and so many bytes more would be beyond the limit."""
-        for room, free in self._free.items():
+        for size, free in self._free.items():
             while self._size_bytes + more > self._limit_bytes and free:
                 free.pop()
-                self._size_bytes -= room
+                self._size_bytes -= size

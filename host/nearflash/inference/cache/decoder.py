@@ -39,8 +39,8 @@ def kv_shape_of(config: PreTrainedConfig) -> KvShape:
         )
     shapes = {head_counts(text.per_layer_config[number]) for number in layers}
     if len(shapes) > 1:
-        each = " and ".join(f"{heads} KV heads of {dim} elements" for heads, dim in sorted(shapes))
-        raise UnsupportedError(f"model must have layers with full attention that are alike, not with {each}")
+        forms = " and ".join(f"{heads} KV heads of {dim} elements" for heads, dim in sorted(shapes))
+        raise UnsupportedError(f"model must have layers with full attention that are alike, not with {forms}")
     return KvShape(len(layers), *shapes.pop())
 
 

@@ -67,13 +67,13 @@ class NewTokens:
         if columns.visible is not None:
             q = np.moveaxis(states.reshape(batch, *grouped, new, dim), 3, 2)
             out = np.stack([
-                engine.attend_masked(layer.place, sequence, one, visible, scaling, **options)
-                for sequence, one, visible in zip(layer.cache.sequences, q, columns.visible, strict=True)
+                engine.attend_masked(layer.place, sequence, row_q, visible, scaling, **options)
+                for sequence, row_q, visible in zip(layer.cache.sequences, q, columns.visible, strict=True)
             ])  # fmt: skip
             return _as_query(out, query)
         if new == 1 and kept is None:
-            one = states.reshape(batch, *grouped, dim)
-            attended = engine.attend(layer.place, layer.cache.sequences, one, scaling, **options)
+            last_q = states.reshape(batch, *grouped, dim)
+            attended = engine.attend(layer.place, layer.cache.sequences, last_q, scaling, **options)
             return torch.from_numpy(attended).reshape(query.shape).to(query)
         q = np.moveaxis(states.reshape(batch, *grouped, new, dim), 3, 2)  # (batch, kv_heads, t, g, d)
         out = np.zeros(q.shape, np.float32)
@@ -82,10 +82,10 @@ class NewTokens:
         for count in np.unique(counts[counts > 0]).tolist():
             rows = np.flatnonzero(counts == count)
             places = rows[:, None], np.nonzero(real[rows])[1].reshape(len(rows), count)
-            own = np.moveaxis(q, 2, 1)[places]  # (rows, count, kv_heads, g, d)
+            real_q = np.moveaxis(q, 2, 1)[places]  # (rows, count, kv_heads, g, d)
             sequences = [layer.cache.sequences[row] for row in rows]
-            one = own[:, 0] if count == 1 else np.ascontiguousarray(np.moveaxis(own, 1, 2))
-            done = engine.attend(layer.place, sequences, one, scaling, **options)
+            last_q = real_q[:, 0] if count == 1 else np.ascontiguousarray(np.moveaxis(real_q, 1, 2))
+            done = engine.attend(layer.place, sequences, last_q, scaling, **options)
             np.moveaxis(out, 2, 1)[places] = done[:, None] if count == 1 else np.moveaxis(done, 2, 1)
         return _as_query(out, query)
 
@@ -106,9 +106,9 @@ class NewTokens:
             for sequence, new_k, new_v in zip(layer.cache.sequences, k, v, strict=True):
                 layer.cache.engine.append(sequence, layer.place, new_k, new_v)
             return
-        for sequence, new_k, new_v, own in zip(layer.cache.sequences, k, v, columns, strict=True):
-            if own.any():
-                whole = slice(None) if own.all() else own
+        for sequence, new_k, new_v, is_real in zip(layer.cache.sequences, k, v, columns, strict=True):
+            if is_real.any():
+                whole = slice(None) if is_real.all() else is_real
                 layer.cache.engine.append(sequence, layer.place, new_k[:, whole], new_v[:, whole])
 
 
@@ -208,11 +208,11 @@ def _as_query(out: NDArray[np.float32], query: Tensor) -> Tensor:
 
 def _fp16(layer: int, states: Mapping[str, Tensor]) -> list[NDArray[np.float16]]:
     """Tensors by name on the host, from a GPU by one copy. Raises NonFiniteError for what fp16 cannot hold."""
-    halves = [each.detach().half() for each in states.values()]
+    halves = [state.detach().half() for state in states.values()]
     if halves[0].is_cuda:
         sizes = [half.numel() for half in halves]
-        found = torch.cat([half.reshape(-1) for half in halves]).cpu().split(sizes)
-        halves = [part.view(half.shape) for part, half in zip(found, halves, strict=True)]
+        parts = torch.cat([half.reshape(-1) for half in halves]).cpu().split(sizes)
+        halves = [part.view(half.shape) for part, half in zip(parts, halves, strict=True)]
     arrays: list[NDArray[np.float16]] = [half.contiguous().numpy() for half in halves]
     for (name, given), array in zip(states.items(), arrays, strict=True):
         if not are_finite(array.reshape(-1).view(np.uint16)):

@@ -55,7 +55,7 @@ def read_mask(mask: Tensor | None, stored: NDArray[np.bool_], new: int, takes_ma
         raise _mask_error(
             "must show each token all before it on this engine", "hide some: attend with device cpu or cuda"
         )
-    return Columns(kept_or_all, [one[:, columns] for one, columns in zip(seen, held, strict=True)])
+    return Columns(kept_or_all, [row_seen[:, columns] for row_seen, columns in zip(seen, held, strict=True)])
 
 
 def _is_plain(seen: NDArray[np.bool_], held: NDArray[np.bool_], before: int) -> bool:
@@ -79,8 +79,8 @@ def _read_seen(mask: Tensor) -> NDArray[np.bool_]:
             raise _mask_error("must hide a column or show it", "add a bias to its score")
     if not bool((seen == seen[:, :1]).all()):
         raise _mask_error("must be the same for all heads", "another one for some")
-    found: NDArray[np.bool_] = seen[:, 0].cpu().numpy()
-    return found
+    seen_by_head: NDArray[np.bool_] = seen[:, 0].cpu().numpy()
+    return seen_by_head
 
 
 def _mask_error(rule: str, found: str) -> UnsupportedError:

@@ -92,7 +92,7 @@ class Calibration:
                 expected = (len(places), 2, len(self._score_dims), len(_TOP_P))
                 if (tables.shape[0], *tables.shape[2:]) != expected or not np.isfinite(tables).all():
                     raise ValueError(f"tables of {tables.shape}")
-                self._tables = {(layer, head): list(own) for (layer, head), own in zip(places, tables, strict=True)}
+                self._tables = {(layer, head): list(row) for (layer, head), row in zip(places, tables, strict=True)}
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise StateError(f"{path} must be what an interrupted calibration kept ({error}); remove it") from error
         return True

@@ -48,13 +48,15 @@ def choose_policy(
     """
     fits = _comparison(model)
     if str(policy) != AUTO:
-        found = PolicyFile.read(Path(policy), shape, model_digest(config))
-        if stored not in (None, found.layout):
-            raise StateError(f"policy file {policy} must be for pages as they are stored, {stored}, not {found.layout}")
-        if not fits(found):
+        policy_file = PolicyFile.read(Path(policy), shape, model_digest(config))
+        if stored not in (None, policy_file.layout):
+            raise StateError(
+                f"policy file {policy} must be for pages as they are stored, {stored}, not {policy_file.layout}"
+            )
+        if not fits(policy_file):
             what = "was calibrated for other weights than the model's: what it leaves out was measured on those"
             warnings.warn(f"policy file {policy} {what}; run nearflash calibrate", OtherWeightsWarning, stacklevel=2)
-        return found.policy, found.layout, f"policy: {policy}, calibrated for {found.model}"
+        return policy_file.policy, policy_file.layout, f"policy: {policy}, calibrated for {policy_file.model}"
     if tokens <= SHORT_TOKENS:
         return AttentionPolicy(), None, f"policy: dense, as no sequence exceeds {SHORT_TOKENS} tokens"
     digest = model_digest(config)
@@ -67,15 +69,15 @@ def choose_policy(
         drive = _Drive(profile, shape, tokens, sequences, cache_bytes)
         layout = stored or default_layout(shape.dim, UNIFORM, tokens, profile)
         uniform, dense = drive.choice(layout, read_fraction(UNIFORM, shape, layout, tokens)), drive.everything()
-        own = None if known is None else drive.choice(known[1].layout, known[1].flash_fraction)
-        best = min((each for each in (own, uniform) if each is not None), key=lambda each: each.seconds)
+        calibrated = None if known is None else drive.choice(known[1].layout, known[1].flash_fraction)
+        best = min((option for option in (calibrated, uniform) if option is not None), key=lambda each: each.seconds)
         if dense.seconds <= best.seconds:
             return AttentionPolicy(), stored, f"policy: dense, as what is chosen would take {best}, and {dense}"
-        if known is not None and own is not None and uniform.seconds < _MUCH_FASTER * own.seconds:
-            why, known = f"as it would take {uniform}, and {known[0]} {own}", None
+        if known is not None and calibrated is not None and uniform.seconds < _MUCH_FASTER * calibrated.seconds:
+            why, known = f"as it would take {uniform}, and {known[0]} {calibrated}", None
     if known is not None:
-        path, found = known
-        return found.policy, found.layout, f"policy: {path}, calibrated for {found.model}"
+        path, policy_file = known
+        return policy_file.policy, policy_file.layout, f"policy: {path}, calibrated for {policy_file.model}"
     return UNIFORM, stored, f"policy: uniform sparf-page, {why}"
 
 
@@ -118,10 +120,10 @@ class _Drive:
     def choice(self, layout: KvLayout, fraction: float) -> "_Estimate":
         """The choice that reads this fraction of K and V and the index, in pages."""
         kv_bytes = self._kv_bytes
-        room = self.cache_bytes - self.sequences * index_bytes(self.shape, layout, self.tokens)
+        free_bytes = self.cache_bytes - self.sequences * index_bytes(self.shape, layout, self.tokens)
         wanted, page_bytes = fraction * kv_bytes, layout.page_bytes
-        kept = min(max(room, 0) / (_IN_USE * wanted), 1.0) * _HITS
-        seconds = read_seconds((1 - kept) * wanted - min(room, 0), self.profile, page_bytes)
+        kept = min(max(free_bytes, 0) / (_IN_USE * wanted), 1.0) * _HITS
+        seconds = read_seconds((1 - kept) * wanted - min(free_bytes, 0), self.profile, page_bytes)
         seconds = max(seconds, wanted / _ATTEND_RATE + kv_bytes / _SCORE_RATE)
         return _Estimate(seconds / self.sequences, f", read in pages of {page_bytes >> 10} KiB")
 

@@ -49,7 +49,7 @@ class FlashUse:
     @classmethod
     def mean(cls, uses: list[Self]) -> Self:
         """Mean of several heads or texts."""
-        return cls(*(sum(getattr(use, each.name) for use in uses) / len(uses) for each in fields(cls)))
+        return cls(*(sum(getattr(use, field.name) for use in uses) / len(uses) for field in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def _attention(
         raise UnsupportedError("attention that is replaced must be without softcap and sinks")
     outs = []
     for head, q in enumerate(grouped):
-        own = slice(head, head + 1)
+        heads = slice(head, head + 1)
         past = torch.nn.functional.pad(history[module.layer_idx, head], (0, positions)) if history else None
         given = HeadWindow(
-            options["places"][module.layer_idx], head, q[None], key[0, own], value[0, own], seen, scaling, past
+            options["places"][module.layer_idx], head, q[None], key[0, heads], value[0, heads], seen, scaling, past
         )
         out, use = attend(given)
         outs.append(out[0])

@@ -166,7 +166,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         rows = prompt_rows(prompts, partial(encode_text, tokenizer, chat=arguments.chat), vocabulary_size(model))
         caller = Caller.GENERATE if arguments.session is None else Caller.SESSION
         settings = settings_of(model, tokenizer, caller, rows, arguments.max_new_tokens, sampling)
-        own = dict(max_new_tokens=arguments.max_new_tokens, seed=arguments.seed, **sampling,
+        options = dict(max_new_tokens=arguments.max_new_tokens, seed=arguments.seed, **sampling,
                    stream=sys.stdout if arguments.stream else None,
                    progress=None if arguments.stream else report_progress)  # fmt: skip
         tokens, layout, path = max(map(len, rows)) + settings.max_new_tokens, None, arguments.path
@@ -194,11 +194,11 @@ def _generate(arguments: argparse.Namespace) -> int:
             if arguments.stream:
                 print("" if arguments.chat else prompts[0], end="", flush=True)
             if arguments.session is None:
-                done = continued(model, tokenizer, rows, engine, mini_batches=arguments.mini_batches, **own)
+                done = continued(model, tokenizer, rows, engine, mini_batches=arguments.mini_batches, **options)
             else:
                 session = Session(model, tokenizer, engine)
                 before = len(session.tokens)
-                done = (session.reply if arguments.chat else session.generate)(prompts[0], **own)
+                done = (session.reply if arguments.chat else session.generate)(prompts[0], **options)
                 print(
                     f"session: {before} tokens before; K and V of {done.reused_tokens} of them are used again",
                     file=sys.stderr,

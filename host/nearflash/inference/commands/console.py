@@ -56,7 +56,7 @@ def read_lines(file: Path) -> list[str]:
         raise CommandError(f"prompts must be in a readable file, not {str(file)!r}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CommandError(f"prompts must be UTF-8, but byte {error.start} of {str(file)!r} is not") from error
-    lines = [line for each in text.split("\n") if (line := each.removesuffix("\r")).strip()]
+    lines = [line for text_line in text.split("\n") if (line := text_line.removesuffix("\r")).strip()]
     if not lines:
         raise CommandError(f"prompts must be at least one line of {str(file)!r}, not none")
     return lines

@@ -126,9 +126,14 @@ class CsdArray(Engine):
         numbers = list(zip(*(self._usable(sequence) for sequence in sequences), strict=True))
 
         def attend(place: int) -> NDArray[np.float32]:
-            own = self._own(place)
+            part = self._own(place)
             return self.engines[place].attend(
-                layer, numbers[place], q[:, own], scaling, softcap=softcap, sinks=None if sinks is None else sinks[own]
+                layer,
+                numbers[place],
+                q[:, part],
+                scaling,
+                softcap=softcap,
+                sinks=None if sinks is None else sinks[part],
             )
 
         outs = self._each(attend)
@@ -148,10 +153,10 @@ class CsdArray(Engine):
         numbers = self._usable(sequence)
 
         def attend(place: int) -> NDArray[np.float32]:
-            own = self._own(place)
-            some = None if sinks is None else sinks[own]
+            part = self._own(place)
+            some = None if sinks is None else sinks[part]
             return self.engines[place].attend_masked(
-                layer, numbers[place], q[own], visible, scaling, softcap=softcap, sinks=some
+                layer, numbers[place], q[part], visible, scaling, softcap=softcap, sinks=some
             )
 
         return np.concatenate(self._each(attend), axis=0)
@@ -159,9 +164,9 @@ class CsdArray(Engine):
     @property
     def lengths(self) -> Mapping[int, int]:
         """See Engine.lengths."""
-        each = [engine.lengths for engine in self.engines]
+        by_engine = [engine.lengths for engine in self.engines]
         return {
-            sequence: min(lengths[number] for lengths, number in zip(each, numbers, strict=True))
+            sequence: min(lengths[number] for lengths, number in zip(by_engine, numbers, strict=True))
             for sequence, numbers in self._numbers.items()
         }
 

@@ -23,7 +23,7 @@ def index_bytes(shape: KvShape, layout: KvLayout, tokens: int) -> int:
 def read_fraction(policy: AttentionPolicy, shape: KvShape, layout: KvLayout, tokens: int) -> float:
     """The share of the bytes of K and V of so many tokens that one more token asks for at most; without the index."""
     heads = [policy.at(layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads)]
-    return sum(_head_fraction(own, shape.dim, layout, tokens) for own in heads) / len(heads)
+    return sum(_head_fraction(policy_of_head, shape.dim, layout, tokens) for policy_of_head in heads) / len(heads)
 
 
 def read_seconds(size_bytes: float, profile: DriveProfile, page_bytes: int | None = None) -> float:

@@ -54,23 +54,25 @@ class PolicyFile:
         body = read_json(path, StateError)
         if isinstance(body, dict) and body.get("version") == 1:
             raise StateError(f"{what} must have version {_VERSION}, not 1, which names no weights: calibrate again")
-        version, model, found, weights, made_by, fraction, divergence, layout, *settings = check_fields(
+        version, model, model_digest, weights, made_by, fraction, divergence, layout, *settings = check_fields(
             what, body, version=int, model=str, digest=str, weights=dict, made_by=str, flash_fraction=float,
             divergence=float, layout=dict, top_k=float, local_window=int, keep_tail=bool, score_dims=list, top_p=list,
         )  # fmt: skip
         if version != _VERSION:
             raise StateError(f"{what} must have version {_VERSION}, not {version}")
-        if not all(isinstance(each, str) for each in weights.values()):
+        if not all(isinstance(text, str) for text in weights.values()):
             raise StateError(f"{what} must have text as the digests of weights, not {weights!r:.200}")
-        if digest is not None and found != digest:
+        if digest is not None and model_digest != digest:
             raise StateError(f"{what} must be for this model's configuration, but it is for {model!r}: calibrate it")
         try:
-            own = cls(model, found, _policy(*settings), _layout(what, layout), fraction, divergence, made_by, weights)
+            read = cls(
+                model, model_digest, _policy(*settings), _layout(what, layout), fraction, divergence, made_by, weights
+            )
             if shape is not None:
-                own._check(shape)
+                read._check(shape)
         except (CommandError, ValueError) as error:
             raise StateError(f"{what} must have settings that make sense: {error}") from error
-        return own
+        return read
 
     def write(self, path: Path) -> None:
         """Write the file (mode 0600), durably, at once or not at all. Raises StateError."""
@@ -81,8 +83,8 @@ class PolicyFile:
             "layout": asdict(self.layout) | {"index_format": self.layout.index_format.name},
             "top_k": float(self.policy.top_k), "local_window": self.policy.local_window,
             "keep_tail": self.policy.keep_tail,
-            "score_dims": [[each.score_dims for each in row] for row in table],
-            "top_p": [[each.top_p for each in row] for row in table],
+            "score_dims": [[head.score_dims for head in row] for row in table],
+            "top_p": [[head.top_p for head in row] for row in table],
         }  # fmt: skip
         text = json.dumps(body, indent=1).replace("\n   ", " ").replace("\n  ]", "]") + "\n"
         try:
@@ -106,8 +108,8 @@ class PolicyFile:
             )
         self.layout.token_layout(shape.dim)
         self.layout.index_layout(shape.dim)
-        for own in self.policy.overrides.values():
-            own.resolve(1, shape.dim, self.layout)
+        for head_policy in self.policy.overrides.values():
+            head_policy.resolve(1, shape.dim, self.layout)
 
 
 def own_folder() -> Path:
@@ -131,11 +133,11 @@ def find_policy(
     """
     for path in policy_files():
         try:
-            own = json.loads(read_text(path)).get("digest")
+            stated = json.loads(read_text(path)).get("digest")
         except (OSError, ValueError, AttributeError, RecursionError):
             continue  # nothing says that it is this model's
-        if own == digest and fits(found := PolicyFile.read(path, shape, digest)):
-            return path, found
+        if stated == digest and fits(policy_file := PolicyFile.read(path, shape, digest)):
+            return path, policy_file
     return None
 
 
@@ -145,7 +147,7 @@ def _policy(
     base = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=top_k, local_window=local_window, keep_tail=keep_tail)
     heads: dict[int | tuple[int, int], AttentionPolicy] = {}
     for layer, row in enumerate(zip(score_dims, top_p, strict=True)):
-        if any(type(each) is not list for each in row) or len(row[0]) != len(score_dims[0]):
+        if any(type(values) is not list for values in row) or len(row[0]) != len(score_dims[0]):
             raise CommandError("score_dims and top_p must be lists of as many numbers for each layer")
         for head, (r, tau) in enumerate(zip(*row, strict=True)):
             if type(r) is not int or type(tau) is not float:

@@ -106,12 +106,12 @@ class AttentionPolicy:
         score_dims = _count(self.score_dims, dim)
         if score_dims > dim:
             raise CommandError(f"score_dims must be at most {dim}, the head dimension, not {score_dims!r}")
-        each = self.entry_tokens(layout)
+        entry = self.entry_tokens(layout)
         suffix = tokens % layout.block_tokens if self.keep_tail else 0
-        entries, beside = -(-tokens // each), -(-suffix // each)
+        entries, beside = -(-tokens // entry), -(-suffix // entry)
         local_window = max(min(self.local_window, tokens), suffix)
-        window = entries - (tokens - local_window) // each
-        top_k = beside + max(-(-self.min_tokens // each), _count(self.top_k, max(entries - beside, 1)))
+        window = entries - (tokens - local_window) // entry
+        top_k = beside + max(-(-self.min_tokens // entry), _count(self.top_k, max(entries - beside, 1)))
         top_k = min(entries, max(window, top_k))
         return ResolvedPolicy(score_dims, top_k, local_window, min(round(self.top_p * _MASS_ONE), _MASS_ONE - 1))
 
@@ -124,9 +124,9 @@ class AttentionPolicy:
         `scaling` is softmax's, by default 1/sqrt(dim). Dense attention without `reference` begins with zeros: the
         driver repeats a head whose reference was off.
         """
-        own = self.at(page_tag.layer, page_tag.head)
-        resolved = own.resolve(tokens, dim, layout)
-        mode = own._flags
+        head_policy = self.at(page_tag.layer, page_tag.head)
+        resolved = head_policy.resolve(tokens, dim, layout)
+        mode = head_policy._flags
         if mode & Mode.DENSE:
             reference = reference or (0,) * group
         return AttendDescriptor(

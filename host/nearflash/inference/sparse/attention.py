@@ -81,7 +81,7 @@ def sparse_attention(
     scaling = dim**-0.5 if scaling is None else scaling
     resolved = [policy.resolve(int(count), dim, layout) for count in tokens]
     scan = scan_of(policy, dim, layout)
-    top_k = torch.tensor([each.top_k for each in resolved], device=q.device)
+    top_k = torch.tensor([policy.top_k for policy in resolved], device=q.device)
     return _attend(q, k, v, tokens, top_k, scan, scaling)
 
 
@@ -150,13 +150,13 @@ def approximate_logits(q: Tensor, k: Tensor, tokens: Tensor, scan: Scan, scaling
     dims = top_dims(q, scan.score_dims)
     part = q * logit_scales(q, dims, scaling).unsqueeze(-1) * dims.unsqueeze(2)
     scores = _scores(part, index_keys(k, scan.block_tokens, scan.form))
-    place = torch.arange(k.shape[1], device=k.device)
+    position = torch.arange(k.shape[1], device=k.device)
     covered = tokens // scan.block_tokens * scan.block_tokens
     first, hidden = int(covered.min()), int(tokens.min())
     if scan.form is not IndexFormat.FP16 and first < k.shape[1]:
-        suffix = (place[first:] >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
+        suffix = (position[first:] >= covered.unsqueeze(-1)).unsqueeze(-2)  # (P, 1, S - first) or (N, P, 1, S - first)
         scores[..., first:] = torch.where(suffix, _scores(part, k[:, first:].float()), scores[..., first:])
-    scores[..., hidden:].masked_fill_((place[hidden:] >= tokens.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
+    scores[..., hidden:].masked_fill_((position[hidden:] >= tokens.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
     return dims, scores
 
 

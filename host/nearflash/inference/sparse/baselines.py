@@ -14,9 +14,9 @@ __all__ = ["heavy_hitters", "local_window", "quest_pages"]
 
 def local_window(tokens: Tensor, every: int, count: Tensor, sinks: int = 0) -> Tensor:
     """The first `sinks` tokens and the last ones, `count` (P,) in all, of S = `every`: (P, S)."""
-    place = torch.arange(every)
+    position = torch.arange(every)
     seen = tokens.unsqueeze(-1)
-    return (place < seen) & ((place < sinks) | (place >= seen - (count.unsqueeze(-1) - sinks)))
+    return (position < seen) & ((position < sinks) | (position >= seen - (count.unsqueeze(-1) - sinks)))
 
 
 def quest_pages(q: Tensor, k: Tensor, tokens: Tensor, count: Tensor, page_tokens: int) -> Tensor:
@@ -41,10 +41,10 @@ def heavy_hitters(history: Tensor, probabilities: Tensor, tokens: Tensor, count:
     history (N, S): probability that each token had before the first position, summed; probabilities (N, P, g, S) of
     dense attention. Nothing is evicted for good, so this is at least as good as H2O with that budget.
     """
-    own = probabilities.sum(dim=2)
-    keys = history.unsqueeze(1) + own.cumsum(dim=1) - own
-    place = torch.arange(keys.shape[-1])
+    received = probabilities.sum(dim=2)
+    keys = history.unsqueeze(1) + received.cumsum(dim=1) - received
+    position = torch.arange(keys.shape[-1])
     seen = tokens.unsqueeze(-1)
-    keys = keys.masked_fill(place >= seen - (count // 2).unsqueeze(-1), torch.inf)
-    keys = keys.masked_fill(place >= seen, -torch.inf)
-    return choose(keys, count.expand(keys.shape[:-1])) & (place < seen)
+    keys = keys.masked_fill(position >= seen - (count // 2).unsqueeze(-1), torch.inf)
+    keys = keys.masked_fill(position >= seen, -torch.inf)
+    return choose(keys, count.expand(keys.shape[:-1])) & (position < seen)

@@ -67,9 +67,9 @@ def flash_reads(
     """Reads for `dims` (N, P, d) and `chosen` (N, P, S) bool, tokens (P,) or (N, P); no dim: no scan."""
     dim = dims.shape[-1]
     covered = tokens // layout.block_tokens * layout.block_tokens
-    place = torch.arange(chosen.shape[-1], device=chosen.device)
-    behind = place >= covered.unsqueeze(-1)
-    suffix = behind & (place < tokens.unsqueeze(-1)) & dims.any(dim=-1, keepdim=True)
+    position = torch.arange(chosen.shape[-1], device=chosen.device)
+    behind = position >= covered.unsqueeze(-1)
+    suffix = behind & (position < tokens.unsqueeze(-1)) & dims.any(dim=-1, keepdim=True)
     groups, index = layout.token_layout(dim), _index(dims, covered, layout)
     scanned, none = _groups(suffix, groups, (False,)), SparseReads(index.pages * 0, index.codewords * 0)
     if not suffix_in_memory:

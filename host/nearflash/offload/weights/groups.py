@@ -10,7 +10,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import pack_groups
 from nearflash.weights.quantize import quantize
-from nearflash.weights.sources import Piece, Source
+from nearflash.weights.sources import Source, SourcePiece
 from nearflash.weights.weights_map import KeptTensor
 
 __all__ = ["quantize_source"]
@@ -41,4 +41,4 @@ def quantize_source(source: Source, *, read: bool) -> Source:
     stored = source.pieces[0].tensor
     described = WeightsTensor(source.name, dtype, source.shape, "int4", stored.file, stored.offset, len(data), None)
     codes = KeptTensor(described, data)
-    return replace(source, pieces=(Piece(codes),), converter=None, patterns=())
+    return replace(source, pieces=(SourcePiece(codes),), converter=None, patterns=())

@@ -167,8 +167,8 @@ class FileFlash(Flash):
     def read(self, pages: PageNumbers, expected: PageKeys) -> PageData:
         """See Flash.read."""
         read, checksums, actual = self._read(pages, expected)
-        keys, found = header_keys(read.aux)
-        check_pages(pages, expected, ~found & (checksums == 0), keys, actual == checksums)
+        keys, has_header = header_keys(read.aux)
+        check_pages(pages, expected, ~has_header & (checksums == 0), keys, actual == checksums)
         return read
 
     def valid(self, pages: PageNumbers, keys: PageKeys) -> NDArray[np.bool_]:
@@ -179,8 +179,8 @@ class FileFlash(Flash):
 
     def headers(self, pages: PageNumbers) -> tuple[PageKeys, NDArray[np.bool_], NDArray[np.bool_]]:
         """Keys of pages as their records give them (`first` 0), which have a header, which are erased."""
-        keys, found = header_keys(self._spare.get(pages)[0])
-        return keys, found, self._spare.are_erased(pages)
+        keys, has_header = header_keys(self._spare.get(pages)[0])
+        return keys, has_header, self._spare.are_erased(pages)
 
     def _read(self, pages: PageNumbers, keys: PageKeys) -> tuple[PageData, NDArray[np.uint32], NDArray[np.uint32]]:
         """Pages, the CRC32C recorded of each, and that of what was read as a page of `keys`."""
@@ -204,8 +204,8 @@ class FileFlash(Flash):
                 together = rows[run] == list(range(rows[run.start], rows[run.start] + run.stop - run.start))
                 spans = [(rows[run.start], rows[run.stop - 1] + 1)] if together else [(r, r + 1) for r in rows[run]]
                 self._file.scatter(offsets[run.start], [memory[start * size : end * size] for start, end in spans])
-            own = np.concatenate([order[run] for run in runs])
-            actual[own] = self._checksums(keys[own], aux[own], (data[row] for row in own.tolist()))
+            taken = np.concatenate([order[run] for run in runs])
+            actual[taken] = self._checksums(keys[taken], aux[taken], (data[row] for row in taken.tolist()))
 
         self._all(load, [runs[first :: self._threads] for first in range(min(self._threads, len(runs)))])
         return PageData(data, aux), checksums, actual
@@ -229,9 +229,9 @@ class FileFlash(Flash):
 
     def offset(self, page: _Pages) -> _Pages:
         """The offset of a page, or of each; the first page of no block: the end of the file."""
-        block, place = page // self.geometry.pages_per_block, page % self.geometry.pages_per_block
+        block, page_in_block = page // self.geometry.pages_per_block, page % self.geometry.pages_per_block
         block_bytes = self.geometry.block_bytes + self._spare.zone_bytes
-        return BLOCK_BYTES + block * block_bytes + place * self.geometry.page_bytes
+        return BLOCK_BYTES + block * block_bytes + page_in_block * self.geometry.page_bytes
 
     def _write_spare(self, pages: PageNumbers) -> None:
         block, span = int(pages[0]) // self.geometry.pages_per_block, self._spare.span(pages)
@@ -291,12 +291,12 @@ def _geometry(file: DirectFile, body: dict[str, Any]) -> FlashGeometry:
     what = f"the geometry of {file.path}"
     geometry = check_fields(what, body, page_bytes=int, pages_per_block=int, channels=int, luns=int, blocks=int)
     try:
-        found = FlashGeometry(*geometry)
+        stored = FlashGeometry(*geometry)
     except CommandError as error:
         raise StateError(f"{what} must describe a flash: {error}") from error
-    if found.blocks * found.block_bytes > file.size_bytes:
-        raise StateError(f"{what} must fit its {file.size_bytes} bytes, not {found.blocks} times {found.block_bytes}")
-    return found
+    if stored.blocks * stored.block_bytes > file.size_bytes:
+        raise StateError(f"{what} must fit its {file.size_bytes} bytes, not {stored.blocks} times {stored.block_bytes}")
+    return stored
 
 
 def is_unwritten(path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> bool:

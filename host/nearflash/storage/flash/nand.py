@@ -123,7 +123,7 @@ class NandFlash(Flash):
     @staticmethod
     def _reasons(places: Sequence[nand.NandPage], error: nand.NandError) -> dict[int, str]:
         """Rows of pages that are damaged or another's; other faults are the device's."""
-        faults = {(one.channel, one.lun, one.row): fault for one, fault in error.faults.items()}
+        faults = {(entry.channel, entry.lun, entry.row): fault for entry, fault in error.faults.items()}
         rows: dict[int, str] = {}
         for row, page in enumerate(places):
             fault = faults.get((page.entry.channel, page.entry.lun, page.entry.row), PageFault(0))

@@ -93,15 +93,15 @@ def measure_random(
         for depth in depths:
             with DirectFile.open(path, backend=QueueBackend(depth)) as file:
                 # In turns: what else the machine does for a second must not make one size of pages look slow.
-                found: dict[int, list[float]] = {page_bytes: [] for page_bytes in pages}
+                rates_by_size: dict[int, list[float]] = {page_bytes: [] for page_bytes in pages}
                 for _, page_bytes in product(range(repeats), pages):
                     count = max(min(_RANDOM_BYTES, file_bytes) * min(depth, 8) // 8 // page_bytes, 1)
                     into = memory[: count * page_bytes].reshape(count, page_bytes)
                     offsets = draw.integers(0, file_bytes // page_bytes, count) * page_bytes
                     start = time.perf_counter()
                     file.read_many(offsets, into)
-                    found[page_bytes].append(into.nbytes / (time.perf_counter() - start) / 1e9)
-                for page_bytes, rates in found.items():
+                    rates_by_size[page_bytes].append(into.nbytes / (time.perf_counter() - start) / 1e9)
+                for page_bytes, rates in rates_by_size.items():
                     yield Rate("random", page_bytes, depth, statistics.median(rates), min(rates), max(rates))
 
 

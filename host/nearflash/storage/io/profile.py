@@ -68,8 +68,8 @@ def find_profile(folder: Path, file: Path | None = None) -> DriveProfile | None:
     file = file or _default_file()
     if not file.exists():
         return None
-    found = _read(file).get(_drive(folder))
-    return None if found is None else _profile(file, found)
+    stored = _read(file).get(_drive(folder))
+    return None if stored is None else _profile(file, stored)
 
 
 def _default_file() -> Path:
@@ -87,8 +87,8 @@ def _read(file: Path) -> dict[str, Any]:
     version, drives = check_fields(what, body, version=int, drives=dict)
     if version != _VERSION:
         raise StateError(f"{what} must have version {_VERSION}, not {version}; remove the file and measure again")
-    for found in drives.values():
-        _profile(file, found)
+    for stored in drives.values():
+        _profile(file, stored)
     return dict(drives)
 
 

@@ -81,10 +81,10 @@ class QueueBackend(PositionalBackend):
         asked = done = moved = failure = 0
         while asked < count or done < asked:
             if asked < count and asked - done < self._depth:
-                place = ctypes.c_void_p(addresses.ctypes.data + 8 * asked)
-                room = ctypes.c_long(min(count - asked, self._depth - (asked - done)))
+                pointers = ctypes.c_void_p(addresses.ctypes.data + 8 * asked)
+                count_free = ctypes.c_long(min(count - asked, self._depth - (asked - done)))
                 try:
-                    asked += self._call(self._submit, queue, room, place)
+                    asked += self._call(self._submit, queue, count_free, pointers)
                 except OSError as error:
                     failure, count = error.errno or errno.EIO, asked  # requests in flight write to memory: wait for it
                     continue

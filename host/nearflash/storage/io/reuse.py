@@ -30,27 +30,27 @@ _free: dict[int, "deque[NDArray[np.uint8]]"] = {
 
 def reuse_buffer(size_bytes: int) -> NDArray[np.uint8]:
     """Aligned bytes with any content. They are used again when no array refers to them any more."""
-    room = max(1 << max(size_bytes - 1, 0).bit_length(), _LEAST_BYTES)
-    if room > _MOST_BYTES:
+    bucket = max(1 << max(size_bytes - 1, 0).bit_length(), _LEAST_BYTES)
+    if bucket > _MOST_BYTES:
         return aligned_buffer(size_bytes)
     try:
-        memory = _free[room].pop()  # a deque takes and gives in one piece, also where a collection comes between
+        memory = _free[bucket].pop()  # a deque takes and gives in one piece, also where a collection comes between
     except IndexError:
-        memory, *others = _in_huge_pages(room)
-        _free[room].extend(others)
+        memory, *others = _in_huge_pages(bucket)
+        _free[bucket].extend(others)
     # Views of an array refer to what its memory belongs to: behind a memoryview they refer to this array, not further.
     array: NDArray[np.uint8] = np.frombuffer(memoryview(memory.data), np.uint8)
-    weakref.finalize(array, _free[room].append, memory).atexit = False
+    weakref.finalize(array, _free[bucket].append, memory).atexit = False
     return array[:size_bytes]
 
 
 def _in_huge_pages(size_bytes: int) -> list[NDArray[np.uint8]]:
     """Arrays of `size_bytes`, a power of two, that fill huge pages where the system gives them."""
-    room = max(size_bytes, _HUGE_BYTES)
-    mapped = mmap.mmap(-1, room + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped_bytes = max(size_bytes, _HUGE_BYTES)
+    mapped = mmap.mmap(-1, mapped_bytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             mapped.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(mapped, np.uint8)
     first = -memory.ctypes.data % _HUGE_BYTES
-    return list(memory[first : first + room].reshape(-1, size_bytes))
+    return list(memory[first : first + mapped_bytes].reshape(-1, size_bytes))

@@ -52,10 +52,10 @@ def is_sealed(block: NDArray[np.uint8]) -> bool:
 
 def unseal(kind: str, block: NDArray[np.uint8]) -> dict[str, Any]:
     """The body of a sealed block. Raises StateError where magic, length or checksum do not hold."""
-    head, _, rest = block.tobytes().partition(b"\n")
+    head, _, after = block.tobytes().partition(b"\n")
     try:
         magic, length, checksum = head.decode("ascii").split(" ")
-        text = rest[: int(length)]
+        text = after[: int(length)]
         if magic == _MAGIC.decode() + kind and len(text) == int(length) and crc32(text) == int(checksum, 16):
             body: dict[str, Any] = json.loads(text, parse_constant=_reject_constant)
             if isinstance(body, dict):

@@ -33,20 +33,20 @@ def kv(subparsers: Any) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     from nearflash.storage.kv.verify import verify
 
-    found = verify(arguments.file, direct=not arguments.buffered)
-    if found.kept is None:
-        for sequence, tokens, most in found.sequences():
+    report = verify(arguments.file, direct=not arguments.buffered)
+    if report.kept is None:
+        for sequence, tokens, most in report.sequences():
             print(f"sequence {sequence}: {tokens} tokens valid in every layer and head, up to {most} in some")
     else:
-        for sequence, tokens in found.kept.items():
+        for sequence, tokens in report.kept.items():
             print(f"sequence {sequence}: {tokens} tokens, valid in every layer and head")
-    for (sequence, layer, head), one in found.heads.items() if arguments.heads else ():
-        tokens, indexed = one.tokens(found.layout), one.indexed_tokens(found.layout, found.shape.dim)
+    for (sequence, layer, head), pages in report.heads.items() if arguments.heads else ():
+        tokens, indexed = pages.tokens(report.layout), pages.indexed_tokens(report.layout, report.shape.dim)
         print(f"sequence {sequence}, layer {layer}, head {head}: {tokens} tokens valid, {indexed} indexed")
-    for torn in found.torn:
+    for torn in report.torn:
         print(f"TORN {torn}")
-    print(f"{arguments.file}: {found.valid} pages valid, {found.erased} erased, {len(found.torn)} torn")
-    return 1 if found.torn else 0
+    print(f"{arguments.file}: {report.valid} pages valid, {report.erased} erased, {len(report.torn)} torn")
+    return 1 if report.torn else 0
 
 
 def _status(arguments: argparse.Namespace) -> int:

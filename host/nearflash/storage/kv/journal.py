@@ -205,7 +205,7 @@ class SequenceJournal:
             return
         try:
             if sums is not None:
-                self._put({"closed": {str(one): [tokens, _text(v_sum)] for one, (tokens, v_sum) in sums.items()}})
+                self._put({"closed": {str(number): [tokens, _text(v_sum)] for number, (tokens, v_sum) in sums.items()}})
                 self.sync()
         finally:
             self._out.close()
@@ -272,7 +272,7 @@ class SequenceJournal:
         self.sums = None
         if type(body) is dict and "closed" in body:
             (closed,) = check_fields(what, body, closed=dict)
-            self.sums = {self._check_known(what, one): _sums(what, value) for one, value in closed.items()}
+            self.sums = {self._check_known(what, number): _sums(what, value) for number, value in closed.items()}
         elif type(body) is dict and "freed" in body:
             sequence, _ = check_fields(what, body, sequence=int, freed=bool)
             del self.entries[self._check_known(what, sequence)]

@@ -69,11 +69,11 @@ def read_kept_sequences(flash: FileFlash, *, verify: bool = False) -> dict[int, 
     """
     shape, layout = read_label(flash.about)
     entries, _ = SequenceJournal.read(journal_path(flash.path), flash.about[KEPT])
-    found, size, lengths = FoundPages(flash, shape, layout, verify=verify), layout.group_tokens, {}
+    pages, size, lengths = FoundPages(flash, shape, layout, verify=verify), layout.group_tokens, {}
     for number, entry in entries.items():
-        groups = min(table.shape[1] for table in found.tables(PageKind.TOKEN, entry.token_tags))
+        groups = min(table.shape[1] for table in pages.tables(PageKind.TOKEN, entry.token_tags))
         tokens, partial = entry.partial or (0, 0)
-        has_partial = tokens // size == groups and found.group(partial, groups) is not None
+        has_partial = tokens // size == groups and pages.group(partial, groups) is not None
         lengths[number] = tokens if has_partial else groups * size
     return lengths
 
@@ -89,9 +89,11 @@ def _open(path: Path, *, direct: bool = True, backend: IoBackend | None = None) 
 
 
 def _check(path: Path, flash: FileFlash, shape: KvShape, layout: KvLayout) -> None:
-    found = read_label(flash.about)
-    for name, own, wanted in zip(("K and V", "pages"), found, (shape, layout), strict=True):
-        if own != wanted:
-            raise StateError(f"{path} must hold {name} as {wanted}, not as {own}: they are another model's or policy's")
+    label = read_label(flash.about)
+    for name, stored, wanted in zip(("K and V", "pages"), label, (shape, layout), strict=True):
+        if stored != wanted:
+            raise StateError(
+                f"{path} must hold {name} as {wanted}, not as {stored}: they are another model's or policy's"
+            )
     if type(flash.about.get(KEPT)) is not str:
         raise StateError(f"{path} must be of a store that keeps its sequences; nothing says which are in this one")

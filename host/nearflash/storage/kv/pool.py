@@ -49,8 +49,8 @@ class PagePool:
         """
         pages = np.empty(len(queues), np.int64)
         for queue in np.unique(queues):
-            own = np.flatnonzero(queues == queue)
-            pages[own] = self.space.take(kind, int(queue), len(own))
+            of_queue = np.flatnonzero(queues == queue)
+            pages[of_queue] = self.space.take(kind, int(queue), len(of_queue))
         self.space.own(pages, batch.keys)
         self.stage.put(pages, batch)
         self.programmed[cause] += len(pages)
@@ -63,13 +63,13 @@ class PagePool:
         self.count_reads(pages[missing])
         if not staged.size:
             return self.flash.read(pages, expected)
-        found = self.stage.get(slots[staged])
-        if (found.keys != expected[staged]).any():
+        data = self.stage.get(slots[staged])
+        if (data.keys != expected[staged]).any():
             raise PageError("pages must be read before the next append, free or flush")
         read = self.flash.read(pages[missing], expected[missing])
-        aux = np.empty((len(pages), *found.aux.shape[1:]), np.uint8)
+        aux = np.empty((len(pages), *data.aux.shape[1:]), np.uint8)
         both = PageData(page_array(len(pages), self.flash.geometry.page_bytes), aux)
-        for rows, part in ((staged, found), (missing, read)):
+        for rows, part in ((staged, data), (missing, read)):
             both.data[rows], both.aux[rows] = part.data, part.aux
         return both
 

@@ -72,8 +72,8 @@ class FoundPages:
             whole[:-1] &= ~odd[:-1] & whole[1:] & _alike(keys[:-1], keys[1:])
             whole[-1] = False
         self._kinds = {
-            kind: _sort(keys[own], pages[own])
-            for kind, own in ((PageKind.TOKEN, whole), (PageKind.INDEX, known & (keys["kind"] == PageKind.INDEX)))
+            kind: _sort(keys[of_kind], pages[of_kind])
+            for kind, of_kind in ((PageKind.TOKEN, whole), (PageKind.INDEX, known & (keys["kind"] == PageKind.INDEX)))
         }
 
     def redundant_blocks(self, live: PageNumbers) -> NDArray[np.int64]:
@@ -87,8 +87,8 @@ class FoundPages:
         np.add.at(lost, live // self._geometry.pages_per_block, 1)
         spare |= lost == 0
         for kind in self._kinds.values():
-            _, place, counts = np.unique(kind.keys, return_inverse=True, return_counts=True)
-            copied = np.intersect1d(live, kind.pages[counts[place] > 1])
+            _, inverse, counts = np.unique(kind.keys, return_inverse=True, return_counts=True)
+            copied = np.intersect1d(live, kind.pages[counts[inverse] > 1])
             np.subtract.at(lost, copied // self._geometry.pages_per_block, 1)
         full = [queue for queue in range(queues) if not spare[queue::queues].any()]
         found = (np.flatnonzero(lost[queue::queues] == 0)[:1] * queues + queue for queue in full)
@@ -100,9 +100,9 @@ class FoundPages:
         Of separate groups K's page; of pages that are there twice one that is not in `avoid`.
         """
         keys, pages = self._of(PageKind.TOKEN, number, avoid)
-        own = keys["index"] == index
+        of_index = keys["index"] == index
         table = np.full((self._shape.layers, self._shape.kv_heads), _NONE)
-        table[keys["layer"][own], keys["head"][own]] = pages[own]
+        table[keys["layer"][of_index], keys["head"][of_index]] = pages[of_index]
         return None if (table == _NONE).any() else table
 
     def tables(self, kind: PageKind, tags: Tags, avoid: NDArray[np.int64] = _NO_BLOCKS) -> list[PageNumbers]:
@@ -110,12 +110,12 @@ class FoundPages:
 
         Of separate groups K's page, of index blocks every page; of pages that are there twice not those in `avoid`.
         """
-        each = self._layout.index_layout(self._shape.dim).pages if kind is PageKind.INDEX else 1
+        per_block = self._layout.index_layout(self._shape.dim).pages if kind is PageKind.INDEX else 1
         ends, parts = [*tags.starts[1:], None], []
         for start, number, end in zip(tags.starts, tags.numbers, ends, strict=True):
             keys, pages = self._of(kind, number, avoid)
-            own = keys["index"].astype(np.int64)
-            inside = (own >= start * each) & (own < (np.inf if end is None else end * each))
+            index = keys["index"].astype(np.int64)
+            inside = (index >= start * per_block) & (index < (np.inf if end is None else end * per_block))
             parts.append((keys[inside], pages[inside]))
         keys, pages = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
         # Bad headers must not decide how large the table is: no index can be above the number of pages.
@@ -124,14 +124,14 @@ class FoundPages:
         table = np.full((self._shape.layers, self._shape.kv_heads, count), _NONE)
         table[keys["layer"][near], keys["head"][near], keys["index"][near]] = pages[near]
         leading = np.logical_and.accumulate((table != _NONE).all(axis=1), axis=1).sum(axis=1)
-        return [table[layer, :, : leading[layer] // each * each] for layer in range(self._shape.layers)]
+        return [table[layer, :, : leading[layer] // per_block * per_block] for layer in range(self._shape.layers)]
 
     def _of(self, kind: PageKind, number: int, avoid: NDArray[np.int64]) -> tuple[PageKeys, PageNumbers]:
         """Keys and pages of a kind that go by a number, those in the blocks to `avoid` first: a later one takes a
         place from an earlier one."""
-        found = self._kinds[kind]
-        span = slice(*np.searchsorted(found.keys["sequence"], [number, number + 1]))
-        keys, pages = found.keys[span], found.pages[span]
+        kept = self._kinds[kind]
+        span = slice(*np.searchsorted(kept.keys["sequence"], [number, number + 1]))
+        keys, pages = kept.keys[span], kept.pages[span]
         later = np.argsort(~np.isin(pages // self._geometry.pages_per_block, avoid), kind="stable")
         return keys[later], pages[later]
 

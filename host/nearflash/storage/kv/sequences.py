@@ -75,7 +75,7 @@ class Sequences:
         tokens = int(parent.lengths.max())
         if parent.lengths.min() < tokens:
             raise CommandError(f"sequence {number} must have as many tokens in every layer to be forked; crop it first")
-        own, tag = self._new_sequence()
+        new_number, tag = self._new_sequence()
         whole = self._suffix_tokens()
         child = StoredSequence(self._maker.shape, self._layout, min(whole, parent.suffix_tokens), tag)
         child.token_tags, child.index_tags = parent.token_tags, parent.index_tags
@@ -88,10 +88,10 @@ class Sequences:
             used = tokens % child.suffix_tokens
             kv = parent.suffix(layer)
             child.set_suffix(layer, kv[:, :, kv.shape[2] - used :], tokens)
-        self._note(own, child.token_tags, child.index_tags)
+        self._note(new_number, child.token_tags, child.index_tags)
         self._space.share(child.pages(self._layout.group_pages))
-        self._hold(own, child)
-        return own
+        self._hold(new_number, child)
+        return new_number
 
     def crop(self, number: int, length: int) -> None:
         """Keep the first `length` tokens.
@@ -182,8 +182,8 @@ class Sequences:
         """
         assert self._journal is not None, "called with a journal"
         entries, sums = dict(self._journal.entries), self._journal.sums or {}
-        tags = (tag for one in entries.values() for tag in (*one.token_tags.numbers, *one.index_tags.numbers))
-        partial = (one.partial[1] for one in entries.values() if one.partial is not None)
+        tags = (tag for entry in entries.values() for tag in (*entry.token_tags.numbers, *entry.index_tags.numbers))
+        partial = (entry.partial[1] for entry in entries.values() if entry.partial is not None)
         self._next, self._used = max(entries, default=-1) + 1, {*found.numbers, *tags, *partial}
         size, block = self._layout.group_tokens, self._layout.block_tokens
         pages = self._tables(found, entries, np.zeros(0, np.int64))
@@ -201,11 +201,11 @@ class Sequences:
                     state.v_sum[layer] = self._v_sum(number, layer, 0, tokens)
             if is_known:
                 state.v_sum[:] = v_sum.reshape(state.v_sum.shape)
-            own = state.token_tags.then(tokens // size, tag), state.index_tags.then(tokens // block, tag)
+            new_tags = state.token_tags.then(tokens // size, tag), state.index_tags.then(tokens // block, tag)
             if state.partial is None and entries[number].partial is not None:
                 self._journal.keep_partial_group(number, None)  # nor may it become the end of other tokens
-            self._note(number, *own)
-            state.token_tags, state.index_tags = own
+            self._note(number, *new_tags)
+            state.token_tags, state.index_tags = new_tags
             self._hold(number, state)
             if state.partial is not None:
                 self._restore_partial_group(state, state.partial)
@@ -242,10 +242,10 @@ class Sequences:
             if entry.partial is not None and entry.partial[0] // size == count:
                 pages = found.group(entry.partial[1], count, avoid)
                 state.partial = None if pages is None else PartialGroup(*entry.partial, pages)
-        each = [state.pages(self._layout.group_pages) for state in self._states.values()]
+        page_lists = [state.pages(self._layout.group_pages) for state in self._states.values()]
         last = [state.partial for state in self._states.values() if state.partial is not None]
         partly = [partial.all_pages(self._layout.group_pages) for partial in last]
-        return np.concatenate([np.zeros(0, np.int64), *each, *partly])
+        return np.concatenate([np.zeros(0, np.int64), *page_lists, *partly])
 
     def group_sums(self) -> dict[int, tuple[int, NDArray[np.float64]]]:
         """Tokens of whole KV page groups, and the sums of their V, by sequence, of those whose layers are as long."""

@@ -54,20 +54,20 @@ class BlockSpace:
         geometry = self._geometry
         live = self._queue_live
         blocks = -(-(live + need) // self._size)
-        room = geometry.blocks // geometry.lun_queues - 1
-        if (full := np.flatnonzero((blocks.sum(axis=0) > room) & need.any(axis=0))).size:
+        most = geometry.blocks // geometry.lun_queues - 1
+        if (full := np.flatnonzero((blocks.sum(axis=0) > most) & need.any(axis=0))).size:
             queue = int(full[0])
             raise StorageFullError(
                 f"no room for {int(need.sum())} pages: lun {queue // geometry.channels} of channel "
-                f"{queue % geometry.channels} has {room} blocks of {self._size} pages, of which {live[:, queue].sum()} "
+                f"{queue % geometry.channels} has {most} blocks of {self._size} pages, of which {live[:, queue].sum()} "
                 "are in use; free sequences, or make the flash larger"
             )
 
     def lacking(self, need: NDArray[np.int64]) -> int | None:
         """A LUN queue that has not blocks enough for `need`, the one kept free left out; None where all have."""
         open_, size = self._open, self._size
-        room = np.where(open_ == _NONE, 0, size - self._taken[open_])
-        blocks = -(-np.maximum(need - room, 0) // size)
+        free_pages = np.where(open_ == _NONE, 0, size - self._taken[open_])
+        blocks = -(-np.maximum(need - free_pages, 0) // size)
         short = np.flatnonzero((blocks.sum(axis=0) > self._queue_free - 1) & need.any(axis=0))
         return int(short[0]) if short.size else None
 
@@ -98,10 +98,10 @@ class BlockSpace:
         np.add.at(self._users, pages, 1)
         self._count(np.unique(pages), 1)
         for block in used[self._taken[used] < self._size].tolist():
-            place = self._kind[block], block % self._geometry.lun_queues
+            kind_and_queue = self._kind[block], block % self._geometry.lun_queues
             self._taken[block] += self._taken[block] % 2  # pages of separate groups are pairs
-            if self._open[place] == _NONE and self._taken[block] < self._size:
-                self._open[place] = block
+            if self._open[kind_and_queue] == _NONE and self._taken[block] < self._size:
+                self._open[kind_and_queue] = block
             else:
                 self._taken[block] = self._size  # what was not taken is dead
 

@@ -114,9 +114,9 @@ class KvStore:
         if journal is None:
             flash.label({"shape": asdict(shape), "layout": asdict(layout)})
         else:
-            found = FoundPages(flash, shape, layout, verify=journal.sums is None)
-            self._has_torn = found.has_torn
-            self._sequences.restore(found)
+            pages = FoundPages(flash, shape, layout, verify=journal.sums is None)
+            self._has_torn = pages.has_torn
+            self._sequences.restore(pages)
             self._begin(journal)
             self._complete_index()
 
@@ -172,7 +172,7 @@ class KvStore:
     @property
     def notes(self) -> Mapping[int, Mapping[str, Any]]:
         """The notes on each sequence; none without a journal."""
-        return {} if self._journal is None else {number: one.info for number, one in self._journal.entries.items()}
+        return {} if self._journal is None else {number: entry.info for number, entry in self._journal.entries.items()}
 
     # Writing
 
@@ -339,7 +339,9 @@ class KvStore:
             self.pages.index_keys(state.index_tags.last, layer, blocks),
         )
         queues = self._token_queues(keys[0]), self._index_queues(keys[1])
-        self._pool.make_room(np.stack([np.bincount(one, minlength=self.flash.geometry.lun_queues) for one in queues]))
+        self._pool.make_room(
+            np.stack([np.bincount(queue, minlength=self.flash.geometry.lun_queues) for queue in queues])
+        )
         first = int(state.lengths[layer]) // state.suffix_tokens * state.suffix_tokens
         indexed = self._read_blocks(sequence, layer, kv[0], first, blocks) if blocks else kv[0]
         batch = self.pages.token_pages(keys[0], *kv[:, :, groups.start * size - first : groups.stop * size - first])
@@ -368,12 +370,12 @@ class KvStore:
 
         One for which there is no room ends before them.
         """
-        each = self.pages.index_layout.pages
+        pages_per_block = self.pages.index_layout.pages
         for sequence in self._sequences:
             state = self._sequences[sequence]
             for layer in range(self.shape.layers):
                 have, needed = (
-                    state.index[layer].pages.shape[1] // each,
+                    state.index[layer].pages.shape[1] // pages_per_block,
                     int(state.lengths[layer]) // self.layout.block_tokens,
                 )
                 try:
@@ -413,7 +415,7 @@ class KvStore:
         state, size, shape = self._sequences[sequence], self.layout.group_tokens, self.shape
         number, used, group = self._sequences.new_number(), tokens % size, range(tokens // size, tokens // size + 1)
         keys = [self.pages.token_keys(number, layer, group) for layer in range(shape.layers)]
-        queues = [self._token_queues(own) for own in keys]
+        queues = [self._token_queues(tags) for tags in keys]
         need = np.zeros((len(PageKind), self.flash.geometry.lun_queues), np.int64)
         need[PageKind.TOKEN] = np.bincount(np.concatenate(queues), minlength=need.shape[1])
         self._pool.make_room(need)

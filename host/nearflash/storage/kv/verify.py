@@ -54,7 +54,7 @@ class Verification:
     def sequences(self) -> Iterator[tuple[int, int, int]]:
         """Each sequence, the tokens that are valid in all of its heads, and the most that one has."""
         for sequence in sorted({sequence for sequence, _, _ in self.heads}):
-            tokens = [one.tokens(self.layout) for (number, _, _), one in self.heads.items() if number == sequence]
+            tokens = [head.tokens(self.layout) for (number, _, _), head in self.heads.items() if number == sequence]
             missing = len(tokens) < self.shape.layers * self.shape.kv_heads
             yield sequence, 0 if missing else min(tokens), max(tokens)
 
@@ -63,23 +63,23 @@ def verify(path: Path, **options: Any) -> Verification:
     """Read every page of a KV store's file; `options` are FileFlash.open's. Raises StateError, also while in use."""
     with FileFlash.open(path, **options) as flash:
         shape, layout = read_label(flash.about)
-        found, valid = Verification(shape, layout), []
+        verification, valid = Verification(shape, layout), []
         step = max(_BATCH_BYTES // flash.geometry.page_bytes // 2 * 2, 2)
         for start in range(0, flash.geometry.pages, step):
             pages = np.arange(start, min(start + step, flash.geometry.pages))
             keys, known, erased = flash.headers(pages)
-            found.erased += int(erased.sum())
+            verification.erased += int(erased.sum())
             pages, keys, known = pages[~erased], keys[~erased], known[~erased] & (keys["kind"][~erased] < len(PageKind))
             _set_first(keys, pages, layout)
             good = known & flash.valid(pages, keys)
             valid.append(keys[good])
-            found.torn += [_torn(flash, found, int(page), key if has else None)
+            verification.torn += [_torn(flash, verification, int(page), key if has else None)
                            for page, key, has in zip(pages[~good], keys[~good], known[~good], strict=True)]  # fmt: skip
         keys = np.concatenate(valid)
-        found.valid, found.heads = len(keys), _coverage(keys, layout)
+        verification.valid, verification.heads = len(keys), _coverage(keys, layout)
         if KEPT in flash.about:
-            found.kept = read_kept_sequences(flash, verify=bool(found.torn))
-        return found
+            verification.kept = read_kept_sequences(flash, verify=bool(verification.torn))
+        return verification
 
 
 def _set_first(keys: PageKeys, pages: PageNumbers, layout: KvLayout) -> None:
@@ -101,11 +101,11 @@ def _coverage(keys: PageKeys, layout: KvLayout) -> dict[tuple[int, int, int], Co
     for name in names:
         changes |= keys[name][1:] != keys[name][:-1]
     heads = {}
-    for own in np.split(keys, np.flatnonzero(changes) + 1):
-        if len(own):
-            sequence, layer, head = (int(own[name][0]) for name in names)
-            index = own["index"][own["kind"] == PageKind.INDEX]
-            heads[sequence, layer, head] = Coverage(_groups(own, layout), frozenset(index.tolist()))
+    for head_keys in np.split(keys, np.flatnonzero(changes) + 1):
+        if len(head_keys):
+            sequence, layer, head = (int(head_keys[name][0]) for name in names)
+            index = head_keys["index"][head_keys["kind"] == PageKind.INDEX]
+            heads[sequence, layer, head] = Coverage(_groups(head_keys, layout), frozenset(index.tolist()))
     return heads
 
 

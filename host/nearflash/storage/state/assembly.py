@@ -134,18 +134,18 @@ def _in_order(files: Sequence[StateFile]) -> list[StateFile]:
                 f"{file.path} must be striped {first.stripe.ratio} as {first.path} is, not {file.stripe.ratio}; "
                 "give the files of one resharding"
             )
-    found = {file.index: file for file in files}
+    by_index = {file.index: file for file in files}
     for file in files:
-        if found[file.index] is not file:
-            raise StateError(f"{file.path} and {found[file.index].path} hold the same extents; give one of them")
+        if by_index[file.index] is not file:
+            raise StateError(f"{file.path} and {by_index[file.index].path} hold the same extents; give one of them")
     count = len(first.stripe.ratio)
-    if missing := [str(index) for index in range(count) if index not in found]:
+    if missing := [str(index) for index in range(count) if index not in by_index]:
         raise StateError(
             f"the state of {first.path} has {count} files, not {len(files)}: give also number {', '.join(missing)} "
             "(counted from 0)"
         )
-    _level([found[index] for index in range(count)])
-    return [found[index] for index in range(count)]
+    _level([by_index[index] for index in range(count)])
+    return [by_index[index] for index in range(count)]
 
 
 def _level(files: Sequence[StateFile]) -> None:

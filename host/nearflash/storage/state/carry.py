@@ -56,8 +56,8 @@ class _Reader:
             last = min(stop, held.stop - shift)
             first = array.size_bytes(at + shift - held.start)
             size_bytes = array.size_bytes(last - at)
-            place = array.size_bytes(at - extent.start)
-            memory[place : place + size_bytes] = self._memory[first : first + size_bytes]
+            offset = array.size_bytes(at - extent.start)
+            memory[offset : offset + size_bytes] = self._memory[first : first + size_bytes]
             at = last
 
     def _extent_at(self, position: int) -> Extent:

@@ -89,9 +89,9 @@ def import_state(
     for array in manifest.arrays:
         for tensor in manifest.tensors:
             wanted = _tensor_of(manifest, array, tensor)
-            found = file.tensors.get(wanted.name)
-            if found != wanted and (found or array.name == "p" or "nearflash" in file.metadata):
-                raise StateError(f"{source} must hold {wanted}, not {found}; export the state again")
+            in_file = file.tensors.get(wanted.name)
+            if in_file != wanted and (in_file or array.name == "p" or "nearflash" in file.metadata):
+                raise StateError(f"{source} must hold {wanted}, not {in_file}; export the state again")
 
     seen: dict[str, int] = {}
 

@@ -50,10 +50,10 @@ class StateLayout:
     def array_offset(self, slot: int, array: str, extent: Extent) -> int:
         """Byte offset of an extent of an array in slot 0 or 1."""
         before = 0
-        for each in self.manifest.arrays:
-            if each.name == array:
+        for stored in self.manifest.arrays:
+            if stored.name == array:
                 break
-            before += each.extent_bytes(extent)
+            before += stored.extent_bytes(extent)
         return self._slot_offset(slot) + self._positions[extent.index] * self._full_record_bytes + before
 
     @cached_property

@@ -182,7 +182,7 @@ class Manifest:
             kinds = {"name": str, "element_bytes": int, "params_per_element": int, "torch_name": str}
             stored.append(StateArray(*check_fields("an array", array, **kinds)))
         try:
-            packed = cls.pack([(each.name, each.shape, each.dtype) for each in entries], extent_params, stored)
+            packed = cls.pack([(entry.name, entry.shape, entry.dtype) for entry in entries], extent_params, stored)
         except AlignmentError as error:
             raise StateError(f"a manifest must describe a state: {error}") from error
         if packed.tensors != tuple(entries):

@@ -139,13 +139,13 @@ _ENCODE: dict[str, Callable[[str, Any, int], Any]] = {
 
 def _decode(body: Any) -> Any:
     if isinstance(body, list):
-        return [_decode(each) for each in body]
+        return [_decode(item) for item in body]
     if not isinstance(body, dict):
         return body
     if TAG not in body:
         return {key: _decode(value) for key, value in body.items()}
-    kind, *rest = body[TAG]
-    return _DECODE[kind](*rest)
+    kind, *values = body[TAG]
+    return _DECODE[kind](*values)
 
 
 def _from_numpy(dtype: str, scalar: bool, shape: list[int], data: str) -> Any:

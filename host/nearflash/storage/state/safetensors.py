@@ -124,8 +124,8 @@ def tensors_header(
     tensors: Sequence[StoredTensor], metadata: Mapping[str, str], checksums: Sequence[int], size_bytes: int = 0
 ) -> bytes:
     """The header of a file of these tensors, one after another, with their CRC32C; of `size_bytes` bytes at least."""
-    each = json.dumps([f"{checksum:08x}" for checksum in checksums], separators=(",", ":"))
-    header: dict[str, Any] = {"__metadata__": {**metadata, _TENSORS: each, _HEADER: "0" * 8}}
+    texts = json.dumps([f"{checksum:08x}" for checksum in checksums], separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": {**metadata, _TENSORS: texts, _HEADER: "0" * 8}}
     end = 0
     for tensor in tensors:
         start, end = end, end + tensor.size_bytes
@@ -192,8 +192,8 @@ class TensorFile:
         text = self.file.read(8, length).tobytes()
         header = json.loads(text, object_pairs_hook=_unique)
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
-        self.tensors = {name: StoredTensor(name, each["dtype"], tuple(each["shape"])) for name, each in header.items()}
-        self._offsets = {name: tuple(each["data_offsets"]) for name, each in header.items()}
+        self.tensors = {name: StoredTensor(name, body["dtype"], tuple(body["shape"])) for name, body in header.items()}
+        self._offsets = {name: tuple(body["data_offsets"]) for name, body in header.items()}
         self.checksums = self._checksums(text)
         """CRC32C of each tensor's bytes; None in files of other writers."""
         self.start: int = 8 + length
@@ -220,9 +220,9 @@ class TensorFile:
     def _checksums(self, text: bytes) -> dict[str, int] | None:
         if not {_HEADER, _TENSORS} & self.metadata.keys():
             return None
-        found = self.metadata[_HEADER]
-        zeros = text.replace(b'"%s":"%s"' % (_HEADER.encode(), found.encode()), _ZEROS, 1)
-        if f"{crc32c(np.frombuffer(zeros, np.uint8)):08x}" != found:
+        stated = self.metadata[_HEADER]
+        zeros = text.replace(b'"%s":"%s"' % (_HEADER.encode(), stated.encode()), _ZEROS, 1)
+        if f"{crc32c(np.frombuffer(zeros, np.uint8)):08x}" != stated:
             raise ValueError("the header is damaged: its checksum is another")
         values = [int(value, 16) for value in json.loads(self.metadata[_TENSORS])]
         return dict(zip(self.tensors, values, strict=True))
@@ -252,7 +252,7 @@ class TensorFile:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         raise ValueError("a name must not be there twice")
-    return found
+    return unique

@@ -29,13 +29,13 @@ FICLONE = 0x40049409
 
 def make_folder(folder: Path) -> None:
     """Make a folder, and those that it lies in, durably. Raises StateError."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StateError(f"{folder} cannot be a folder ({error.strerror}): choose another place") from error
-    for each in reversed(missing):
-        flush_directory(each.parent)
+    for parent in reversed(missing):
+        flush_directory(parent.parent)
 
 
 def snapshot_paths(paths: Sequence[Path], folder: Path, identity: str | None) -> list[Path]:

@@ -241,14 +241,14 @@ class StateFile:
 
     def verify(self, version: Version | None = None) -> list[str]:
         """Read everything of the step, or of another version; one message for each damaged extent."""
-        found = []
+        messages = []
         for extent in self.layout.extents:
             for array in self.manifest.arrays:
                 try:
                     self.read(array.name, extent, reused_buffer(array.extent_bytes(extent)), version)
                 except StateError as error:
-                    found.append(str(error))
-        return found
+                    messages.append(str(error))
+        return messages
 
     # A commit: prepare, flush, confirm, adopt; every file of the state does one of them before any does the next
 

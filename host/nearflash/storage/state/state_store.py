@@ -260,7 +260,7 @@ class StateStore:
 
     def verify(self) -> list[str]:
         """Read everything that is committed; one message for each damaged extent."""
-        return [message for found in self.each(StateFile.verify) for message in found]
+        return [message for messages in self.each(StateFile.verify) for message in messages]
 
     def write(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         """Write `memory` to the spare slot; it counts from `commit` on. Raises StorageFullError, StateError."""

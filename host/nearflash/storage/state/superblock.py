@@ -86,18 +86,18 @@ def last_and_previous(path: Path, blocks: Sequence[NDArray[np.uint8]]) -> tuple[
     """
     if not any(map(is_sealed, blocks)):
         raise StateError(f"{path} must begin with a nearflash superblock; it is another kind of file")
-    found: list[Superblock] = []
+    superblocks: list[Superblock] = []
     valid = None
     for slot, block in enumerate(blocks):
         if body := _body("superblock", block):
             superblock = Superblock.parse(path, body)
-            found += [superblock] if superblock.step % 2 == slot else []
+            superblocks += [superblock] if superblock.step % 2 == slot else []
         elif body := _body("void", block):
             (valid,) = check_fields(f"the void block of {path}", body, valid=int)
-    if not found:
+    if not superblocks:
         raise StateError(f"{path}: both superblocks are damaged; restore the file from a copy")
-    last = max(found, key=lambda superblock: superblock.step)
-    previous = next((superblock for superblock in found if superblock.step == last.step - 1), None)
+    last = max(superblocks, key=lambda superblock: superblock.step)
+    previous = next((superblock for superblock in superblocks if superblock.step == last.step - 1), None)
     return last, previous, previous is not None or valid == last.step
 
 

@@ -249,7 +249,7 @@ def test_only_new_tokens_are_sent(monkeypatch, gpu):
     kv, sent = np.random.default_rng(1).standard_normal((2, 3, 400, 8)).astype(np.float16), []
     send = gpu_memory.upload
     monkeypatch.setattr(
-        gpu_memory, "uploaded", lambda array, device: sent.append(array.size // (2 * 3 * 8)) or send(array, device)
+        gpu_memory, "upload", lambda array, device: sent.append(array.size // (2 * 3 * 8)) or send(array, device)
     )
     suffixes = gpu_memory.GpuSuffixes(torch.device(gpu))
 

@@ -79,7 +79,7 @@ class DeviceEngine(StoreEngine):
         with self._lock:
             with self._counters.time_phase("place"):
                 stored = [self.store.layer(sequence, layer) for sequence in sequences]
-                suffixes = [self._suffixes.entries(one) for one in stored]
+                suffixes = [self._suffixes.entries(head) for head in stored]
                 heads = [
                     self._head(one, head, own, suffixes[row][head], scaling, tokens, several)
                     for row, (one, queries) in enumerate(zip(stored, q, strict=True))
@@ -114,8 +114,8 @@ class DeviceEngine(StoreEngine):
 
     def _forget(self, sequence: int) -> None:
         self._suffixes.free(sequence)
-        for place in [place for place in self._references if place[0] == sequence]:
-            del self._references[place]
+        for key in [key for key in self._references if key[0] == sequence]:
+            del self._references[key]
 
     def _truncate(self, sequence: int, length: int) -> None:
         self._suffixes.free(sequence)

@@ -50,17 +50,17 @@ class DeviceSuffixes:
 
     def free(self, sequence: int | None = None) -> None:
         """Release the buffers of a sequence, or all."""
-        for place in [place for place in self._suffixes if sequence in (None, place[0])]:
-            self._device.free(self._suffixes.pop(place).buffer)
+        for key in [key for key in self._suffixes if sequence in (None, key[0])]:
+            self._device.free(self._suffixes.pop(key).buffer)
 
     def _suffix(self, place: tuple[int, int], first: int, groups: int) -> _Suffix:
         """Room for so many groups from number `first` on."""
-        suffix, one = self._suffixes.get(place), self._store.shape.kv_heads * self._group_bytes
-        if suffix is None or suffix.buffer.size_bytes < groups * one:
+        suffix, size = self._suffixes.get(place), self._store.shape.kv_heads * self._group_bytes
+        if suffix is None or suffix.buffer.size_bytes < groups * size:
             if suffix is not None:
                 self._device.free(self._suffixes.pop(place).buffer)
             most = self._store.layout.block_tokens // self._store.layout.group_tokens
-            suffix = self._suffixes[place] = _Suffix(self._device.allocate(min(2 * groups - 1, most) * one), first)
+            suffix = self._suffixes[place] = _Suffix(self._device.allocate(min(2 * groups - 1, most) * size), first)
         if suffix.first != first:
             suffix.first, suffix.full = first, 0
         return suffix
@@ -70,10 +70,10 @@ class DeviceSuffixes:
         size, heads, page_tag = self._store.layout.group_tokens, self._store.shape.kv_heads, stored.page_tag
         start = groups.start * size - stored.flash_tokens
         space = (0, 0), (0, groups.stop * size - stored.tokens), (0, 0)
-        k, v = (np.pad(each[:, start:], space) for each in (stored.suffix_k, stored.suffix_v))
+        k, v = (np.pad(states[:, start:], space) for states in (stored.suffix_k, stored.suffix_v))
         keys = self._store.pages.token_keys(page_tag.sequence, page_tag.layer, groups)
         sealed = seal_codewords(self._store.pages.token_pages(keys, k, v))
         by_group = sealed.reshape(heads, len(groups), self._group_bytes).swapaxes(0, 1)
-        place = (groups.start - suffix.first) * heads * self._group_bytes
-        suffix.buffer.host[place : place + sealed.nbytes] = by_group.reshape(-1)
-        suffix.buffer.sync_to_device(place, sealed.nbytes)
+        offset = (groups.start - suffix.first) * heads * self._group_bytes
+        suffix.buffer.host[offset : offset + sealed.nbytes] = by_group.reshape(-1)
+        suffix.buffer.sync_to_device(offset, sealed.nbytes)

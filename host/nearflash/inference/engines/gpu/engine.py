@@ -122,11 +122,11 @@ class GpuEngine(PagedEngine):
         for head in range(self.kv_heads):
             heads.setdefault(self._policy_at(layer, head), []).append(head)
         suffixes, parts = self._suffixes.of(stored), []
-        for policy, own in heads.items():
-            every = [takes_all(policy, each.tokens, q.shape[-1], self.store.layout) for each in stored]
+        for policy, heads_of_policy in heads.items():
+            every = [takes_all(policy, head.tokens, q.shape[-1], self.store.layout) for head in stored]
             for whole in (False, True):
                 if rows := [row for row, its in enumerate(every) if its == whole]:
-                    reads = [SequenceReads(self.store, stored[row], own, self._read) for row in rows]
+                    reads = [SequenceReads(self.store, stored[row], heads_of_policy, self._read) for row in rows]
                     parts.append(_Rows(self, rows, reads, [suffixes[row] for row in rows], q, policy, whole))
         return parts
 
@@ -188,13 +188,13 @@ class _Rows:
         wanted = np.ones((len(self.reads), len(self._heads), max(full)), bool)
         if not self._takes_all:
             self._chosen = self._choose(form)
-            each = size // self._policy.entry_tokens(self._layout)
-            flash = self._chosen[:, : max(full) * each]
-            flash = flash if each == 1 else flash.unflatten(1, (max(full), each)).any(dim=2)
+            entries = size // self._policy.entry_tokens(self._layout)
+            flash = self._chosen[:, : max(full) * entries]
+            flash = flash if entries == 1 else flash.unflatten(1, (max(full), entries)).any(dim=2)
             wanted = flash.cpu().numpy().reshape(wanted.shape)
         self._groups = [
-            reads.groups(self._engine._ask_groups, own[:, :count], self._engine._pages)
-            for reads, own, count in zip(self.reads, wanted, full, strict=True)
+            reads.groups(self._engine._ask_groups, chosen[:, :count], self._engine._pages)
+            for reads, chosen, count in zip(self.reads, wanted, full, strict=True)
         ]
 
     def attend(self, form: AttentionForm[Tensor]) -> Tensor:
@@ -217,17 +217,17 @@ class _Rows:
         part, dims = score_query(q, scan.score_dims, form.scaling)
         scores = part.new_full((*part.shape[:2], max(tokens)), -torch.inf)
         blocks = [count // layout.block_tokens for count in tokens]
-        each = [self._policy.resolve(count, dim, layout) for count in tokens]
+        resolved = [self._policy.resolve(count, dim, layout) for count in tokens]
         rows = [index.rows(reads, count) if count else () for reads, count in zip(self.reads, blocks, strict=True)]
         later = [
             suffix[0] if reads.suffix_kept else self._read_unindexed(reads)
             for reads, suffix in zip(self.reads, self._suffixes, strict=True)
         ]
         codes_at, factors_at, k_at, whole, first, counts, top_k, ends, windows = upload_together(
-            q.device, *(self._at(own[part] if own else None for own in rows) for part in range(2)), self._at(later),
+            q.device, *(self._at(row[part] if row else None for row in rows) for part in range(2)), self._at(later),
             *map(self._of_heads, (
                 blocks, [count * layout.block_tokens for count in blocks], [k.shape[1] for k in later],
-                [its.top_k for its in each], tokens, [its.local_window for its in each],
+                [its.top_k for its in resolved], tokens, [its.local_window for its in resolved],
             )),
         )  # fmt: skip
         if any(blocks):
@@ -256,7 +256,7 @@ class _Rows:
         layout, dim, flat = self._layout, q.shape[-1], self._of_heads
         groups = [asked.result() for asked in self._groups]
         self._engine._joins_stream()
-        new = [upload(own.new, q.device) if (own.places < 0).any() else None for own in groups]
+        new = [upload(row.new, q.device) if (row.places < 0).any() else None for row in groups]
         suffix_runs = [-(-suffix.shape[2] // _RUN_TOKENS) for suffix in self._suffixes]
         ends = flat([reads.tokens for reads in self.reads])
         of_groups = self._group_runs(groups, new)
@@ -270,9 +270,9 @@ class _Rows:
         sent = upload_together(q.device, *of_groups, *of_suffixes, ends)
         parts, limit, entry = [], sent.pop(), self._policy.entry_tokens(layout)
         of_both = (sent[:4], layout.group_tokens, layout.steps(dim)[0]), (sent[4:], _RUN_TOKENS, dim)
-        for (k_at, behind, first, counts), each, step in of_both:
+        for (k_at, behind, first, counts), stride, step in of_both:
             if k_at.shape[1]:
-                part = attend_runs(q, k_at, behind, first, counts, limit, each, step, self._chosen, entry, softcap)
+                part = attend_runs(q, k_at, behind, first, counts, limit, stride, step, self._chosen, entry, softcap)
                 parts.append(part)
         return parts
 
@@ -280,18 +280,18 @@ class _Rows:
         """Arguments of attend_runs: k_at, v_from, first and counts of KV page groups."""
         pages, layout = self._engine._pages.tensor, self._layout
         size = layout.group_pages * layout.page_bytes
-        spans = [np.diff([0, *own.ends.tolist()]) for own in groups]
+        spans = [np.diff([0, *row.ends.tolist()]) for row in groups]
         counts = np.concatenate(spans)
         k_at, first = (np.zeros((len(counts), int(counts.max(initial=0))), np.int64) for _ in range(2))
         rows = np.repeat(np.arange(len(counts)), counts)
         run = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = [
-            np.where(own.places < 0, (-1 - own.places) * size + (0 if read is None else read.data_ptr()),
-                     own.places * size + pages.data_ptr())
-            for own, read in zip(groups, new, strict=True)
+            np.where(row.places < 0, (-1 - row.places) * size + (0 if read is None else read.data_ptr()),
+                     row.places * size + pages.data_ptr())
+            for row, read in zip(groups, new, strict=True)
         ]  # fmt: skip
         k_at[rows, run] = np.concatenate(at)
-        first[rows, run] = np.concatenate([own.number for own in groups]) * layout.group_tokens
+        first[rows, run] = np.concatenate([row.number for row in groups]) * layout.group_tokens
         return k_at, np.full(len(counts), layout.steps(self._q.shape[-1])[1], np.int64), first, counts
 
     def _of_heads(self, values: Sequence[int]) -> NDArray[np.int64]:
@@ -302,8 +302,8 @@ class _Rows:
         """Addresses of the heads' parts of each sequence's tensor (kv_heads, …), (n,); 0 where there is none."""
         return np.array(
             [
-                0 if own is None else own.data_ptr() + head * own.stride(0) * own.itemsize
-                for own in tensors
+                0 if tensor is None else tensor.data_ptr() + head * tensor.stride(0) * tensor.itemsize
+                for tensor in tensors
                 for head in self._heads
             ],
             np.int64,

@@ -111,9 +111,9 @@ class GpuSuffixes:
         if lacking:
             sent = upload(np.concatenate(new), self._device)
             for kept, tokens in lacking:
-                place = kept.kv[:, :, kept.tokens : tokens]
-                place.copy_(sent[: place.numel()].view(place.shape))
-                sent, kept.tokens = sent[place.numel() :], tokens
+                target = kept.kv[:, :, kept.tokens : tokens]
+                target.copy_(sent[: target.numel()].view(target.shape))
+                sent, kept.tokens = sent[target.numel() :], tokens
         return [kept.kv[:, :, : stored.suffix_k.shape[1]] for stored, kept in zip(sequences, rooms, strict=True)]
 
     def _room(self, stored: StoredHead) -> _Suffix:
@@ -121,8 +121,8 @@ class GpuSuffixes:
         heads, tokens, dim = stored.suffix_k.shape
         kept = self._kept.get(key)
         if kept is None or kept.first != stored.flash_tokens or tokens > kept.kv.shape[2]:
-            room = torch.empty((2, heads, max(2 * tokens, 64), dim), dtype=torch.float16, device=self._device)
-            kept = self._kept[key] = _Suffix(room, stored.flash_tokens, 0)
+            grown = torch.empty((2, heads, max(2 * tokens, 64), dim), dtype=torch.float16, device=self._device)
+            kept = self._kept[key] = _Suffix(grown, stored.flash_tokens, 0)
         return kept
 
     def drop(self, sequence: int) -> None:

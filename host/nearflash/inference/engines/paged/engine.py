@@ -55,7 +55,7 @@ class PagedEngine(StoreEngine):
     ) -> NDArray[np.float32]:  # fmt: skip
         """See Engine.attend_masked."""
         on = self.torch_device or torch.device("cpu")
-        states, seen = (torch.from_numpy(np.ascontiguousarray(each)).to(on) for each in (q, visible))
+        states, seen = (torch.from_numpy(np.ascontiguousarray(array)).to(on) for array in (q, visible))
         kept = None if sinks is None else torch.from_numpy(sinks).to(on)
         form = AttentionForm(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, kept)
         with self._call(layer, [sequence]):

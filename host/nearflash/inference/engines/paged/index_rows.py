@@ -30,8 +30,8 @@ class IndexRows:
 
     def of(self, heads: list[int]) -> "IndexRows":
         """The rows of `heads`; views where these follow one another."""
-        own = slice(heads[0], heads[-1] + 1) if heads == list(range(heads[0], heads[-1] + 1)) else heads
-        return IndexRows(self.codes[own], self.factors[own])
+        selected = slice(heads[0], heads[-1] + 1) if heads == list(range(heads[0], heads[-1] + 1)) else heads
+        return IndexRows(self.codes[selected], self.factors[selected])
 
     def over(self, heads: list[int], dims: NDArray[np.int64]) -> "IndexRows":
         """Copies of the rows of `heads` over `dims` (heads, r)."""

@@ -154,19 +154,19 @@ class PageCache:
 
     def _room(self, count: int, before: int) -> list[int]:
         """Up to `count` places: free ones, then those unused since turn `before`."""
-        found = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        while len(found) < count:
+        free = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        while len(free) < count:
             if not self._old:
                 self._old = self._longest_unused(before)
                 if not self._old:
                     break
-            place = self._old.pop()
-            if _NEVER < self._used[place] < before:
-                sequence, layer, head, group = self._holds[place]
+            oldest = self._old.pop()
+            if _NEVER < self._used[oldest] < before:
+                sequence, layer, head, group = self._holds[oldest]
                 self._places[sequence, layer][head, group] = _NEVER
-                self._used[place] = self._turn
-                found.append(place)
-        return found
+                self._used[oldest] = self._turn
+                free.append(oldest)
+        return free
 
     def _longest_unused(self, before: int) -> list[int]:
         old = np.flatnonzero((self._used > _NEVER) & (self._used < before))

@@ -57,12 +57,12 @@ class SequenceReads:
         rows, number = np.nonzero(wanted)
         number += first
         heads = np.array(self.heads, np.int64)[rows]
-        found = memory.find(self.stored.sequence, self.stored.page_tag.layer, heads, number)
+        places = memory.find(self.stored.sequence, self.stored.page_tag.layer, heads, number)
         ends = np.cumsum(wanted.sum(axis=1))
-        if len(lacking := found.lacking):
-            return ask(self._fill, memory, found, ends, lacking)
+        if len(lacking := places.lacking):
+            return ask(self._fill, memory, places, ends, lacking)
         done = Future[Groups]()
-        done.set_result(Groups(number, ends, found.places, memory.data, memory.data[:0]))
+        done.set_result(Groups(number, ends, places.places, memory.data, memory.data[:0]))
         return done
 
     def _fill(self, memory: PageCache, found: Found, ends: Ints, lacking: Ints) -> Groups:
@@ -109,13 +109,13 @@ class SequenceReads:
 
     def suffix(self) -> F16:
         """K (heads, t, d) of the tokens after the whole blocks."""
-        own, groups = self.stored.suffix_k[self.heads], self._unindexed
+        suffix, groups = self.stored.suffix_k[self.heads], self._unindexed
         if self.suffix_kept:
-            return own
+            return suffix
         rows, number = (x.reshape(-1) for x in np.meshgrid(np.arange(len(self.heads)), groups, indexing="ij"))
         data = self._groups(np.array(self.heads)[rows], number, 1).reshape(len(self.heads), len(groups), -1)
         k = self._store.pages.k_values(data.reshape(-1, data.shape[-1]).view(np.uint8))
-        return np.concatenate([k.reshape(*own.shape[:1], -1, own.shape[-1]), own], axis=1)
+        return np.concatenate([k.reshape(*suffix.shape[:1], -1, suffix.shape[-1]), suffix], axis=1)
 
     def _groups(self, heads: Ints, number: Ints, pages: int) -> F16:
         """The first `pages` pages of groups (n,), (n, elements)."""
@@ -141,8 +141,8 @@ class SequenceReads:
         wanted = np.zeros((len(self.heads), len(blocks), layout.pages), bool)
         np.put_along_axis(wanted, np.repeat(page[:, None], len(blocks), axis=1), True, axis=2)
         slots = (np.cumsum(wanted.reshape(-1)) - 1).reshape(wanted.shape)
-        rows, block, place = np.nonzero(wanted)
-        read = self._index_pages(np.array(self.heads)[rows], (block + blocks.start) * layout.pages + place)
+        rows, block, page_in_block = np.nonzero(wanted)
+        read = self._index_pages(np.array(self.heads)[rows], (block + blocks.start) * layout.pages + page_in_block)
         slot = np.take_along_axis(slots, np.repeat(page[:, None], len(blocks), axis=1), axis=2)
         lines, size = line[:, None], layout.block_tokens * layout.format.bits // 8
         data = read.data[:, : layout.rows * layout.stride_bytes].reshape(-1, layout.rows, layout.stride_bytes)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nearflash.storage.io.checksum import crc32c
-from nearflash.weights.sources import Piece, Source
+from nearflash.weights.sources import Source, SourcePiece
 
 __all__ = ["MixtureLayer", "add_row_checksums", "expert_source", "find_mixtures"]
 
@@ -88,7 +88,7 @@ def expert_source(source: Source, expert: int) -> Source:
     shape = source.shape[1:]
     pieces = [piece for piece in source.pieces if piece.place and piece.place[0] == expert]
     if not pieces:
-        return replace(source, shape=shape, pieces=(Piece(source.pieces[0].tensor.row(expert)),))
+        return replace(source, shape=shape, pieces=(SourcePiece(source.pieces[0].tensor.row(expert)),))
     is_whole = len(pieces) == 1
     return replace(
         source, shape=shape,
