@@ -228,7 +228,7 @@ class _Life:
     def _reopen(self, killed: bool) -> None:
         """The file as its user left it: power is not lost now, but what was not flushed may be lost later."""
         if killed:
-            self._store._pool.stage._told = True  # nothing more is programmed
+            self._store._pool.stage._writes.was_raised = True  # nothing more is programmed
             self._store.flash.close()
             assert self._store._journal is not None, "of a kept store"
             self._store._journal.close(None)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.direct import partial_of
-from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
@@ -52,7 +52,7 @@ def fill_files(files: Sequence[StateFile], step: int, fill: Fill) -> None:
     manifest, stripe = files[0].manifest, files[0].stripe
     for extent in manifest.extents:
         for array in manifest.arrays:
-            memory = reused_buffer(array.extent_bytes(extent))
+            memory = reuse_buffer(array.extent_bytes(extent))
             memory[:] = 0
             fill(array.name, extent, memory)
             files[stripe.file_of(extent)].write(step, array.name, extent, memory)

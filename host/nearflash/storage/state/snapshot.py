@@ -15,7 +15,7 @@ from pathlib import Path
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, flush_directory
-from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.sealed import is_sealed
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.superblock import last_and_previous
@@ -99,7 +99,7 @@ def _copy(file: StateFile, path: Path) -> None:
     try:
         for extent in file.layout.extents:
             for array in file.manifest.arrays:
-                memory = reused_buffer(array.extent_bytes(extent))
+                memory = reuse_buffer(array.extent_bytes(extent))
                 file.read(array.name, extent, memory)
                 new.write(version.stamp.step, array.name, extent, memory)
         new.prepare(version.stamp, version.tensor_steps, version.metadata)

@@ -20,7 +20,7 @@ from nearflash.abi.errors import AlignmentError, LostStepWarning, StateError
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, partial_of
-from nearflash.storage.io.reuse import reused_buffer
+from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.sealed import seal, unseal
 from nearflash.storage.state.layout import StateLayout
 from nearflash.storage.state.manifest import Extent, Manifest
@@ -245,7 +245,7 @@ class StateFile:
         for extent in self.layout.extents:
             for array in self.manifest.arrays:
                 try:
-                    self.read(array.name, extent, reused_buffer(array.extent_bytes(extent)), version)
+                    self.read(array.name, extent, reuse_buffer(array.extent_bytes(extent)), version)
                 except StateError as error:
                     messages.append(str(error))
         return messages

@@ -13,7 +13,7 @@ from nearflash.offload.weights.experts.mixture import add_row_checksums, expert_
 from nearflash.offload.weights.layout import Layout, LayoutReader
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights import PackedTensor, read_file, write_file
-from nearflash.weights.sources import Piece, Source
+from nearflash.weights.sources import Source, SourcePiece
 
 
 def test_a_model_without_experts(saved, policy):
@@ -40,7 +40,7 @@ def test_a_damaged_expert_of_a_fused_parameter_is_reported(tmp_path, version):
     tensor = read_file(tmp_path / "file")["e"]
     assert len(tensor.row_checksums) == 8
     tensor = tensor if version == 2 else replace(tensor, row_checksums=())
-    source = add_row_checksums(Source("e", tensor.shape, torch.float32, (Piece(tensor),)))
+    source = add_row_checksums(Source("e", tensor.shape, torch.float32, (SourcePiece(tensor),)))
     rot(tmp_path / "file", data[-tensor.stored_bytes // 8 :].tobytes(), tensor.offset + 3 * tensor.stored_bytes // 8)
     reader, memory = LayoutReader(), host_memory(1 << 16)
     for expert in range(8):
@@ -54,4 +54,4 @@ def test_a_damaged_expert_of_a_fused_parameter_is_reported(tmp_path, version):
     reader.close()
     if version == 1:
         with pytest.raises(WeightsError, match=r"tensor 'e', .* it is damaged: its checksum is another"):
-            add_row_checksums(Source("e", tensor.shape, torch.float32, (Piece(tensor),)))
+            add_row_checksums(Source("e", tensor.shape, torch.float32, (SourcePiece(tensor),)))
