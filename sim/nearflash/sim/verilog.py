@@ -157,11 +157,11 @@ def convert(component: Any) -> Design:
         text, names = rtlil.convert_fragment(fragment, ports, name=TOP, emit_src=False)
     start = text.index(f"module \\{TOP}\n")
     module = text[start : text.index("\nend\n", start)]
-    found = _PORT.findall(module)
+    port_lines = _PORT.findall(module)
     return Design(
         hashlib.sha256(text.encode()).hexdigest(),
         lambda: text,
-        tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in found),
+        tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in port_lines),
         tuple(_inner_streams(fragment, (), names)),
     )
 
@@ -187,14 +187,17 @@ def cached_design(name: str, make: Callable[[], Any]) -> Design:
     def build(work: Path) -> None:
         design = convert(make())
         (work / "top.il").write_text(design.read_rtlil())
-        parts = {"ports": [asdict(port) for port in design.ports], "streams": [asdict(one) for one in design.streams]}
+        parts = {
+            "ports": [asdict(port) for port in design.ports],
+            "streams": [asdict(inner) for inner in design.streams],
+        }
         (work / "design.json").write_text(json.dumps({"digest": design.digest, **parts}))
 
     folder = cached(f"design-{name}", [importlib.metadata.version("amaranth"), *_gateware_sources()], build)
-    found = json.loads((folder / "design.json").read_text())
-    streams = (InnerStream(one["path"], tuple(one["valid"]), tuple(one["ready"])) for one in found["streams"])
-    ports = (Port(**port) for port in found["ports"])
-    return Design(found["digest"], (folder / "top.il").read_text, tuple(ports), tuple(streams))
+    stored = json.loads((folder / "design.json").read_text())
+    streams = (InnerStream(inner["path"], tuple(inner["valid"]), tuple(inner["ready"])) for inner in stored["streams"])
+    ports = (Port(**port) for port in stored["ports"])
+    return Design(stored["digest"], (folder / "top.il").read_text, tuple(ports), tuple(streams))
 
 
 def _gateware_sources() -> Iterator[str]:

@@ -24,12 +24,12 @@ def estimate(board: Board, kernel: str) -> Manifest:
     nothing is written.
     """
     build = board.build(kernel)
-    found = kernel_resources(build, board.family)
+    units = kernel_resources(build, board.family)
     manifest = Manifest(
         board=board.name, config=build.full_name, digest=build.digest, design=convert_kernel(build).digest,
         git=_revision(), tools={name: importlib.metadata.version(name) for name in ("amaranth", "pyosys")}, files={},
-        utilisation=Resources(found.lut, found.ff, found.dsp, found.bram36), clock_hz=board.clock_hz, fmax_hz=0,
-        critical_path=found.path, evidence="synthesised", logic_depth=found.logic_depth,
+        utilisation=Resources(units.lut, units.ff, units.dsp, units.bram36), clock_hz=board.clock_hz, fmax_hz=0,
+        critical_path=units.path, evidence="synthesised", logic_depth=units.logic_depth,
     )  # fmt: skip
     manifest.check_limits(board)
     write_durably(board.folder / f"{kernel}.json", manifest.to_json(), mode=PUBLIC_MODE)

@@ -94,12 +94,12 @@ def yosys_problems(path: Path, top: str) -> list[str]:
     script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
-    found = re.search(r"^Found and reported (\d+) problems", output, re.MULTILINE)
-    if done.returncode or found is None:
+    report = re.search(r"^Found and reported (\d+) problems", output, re.MULTILINE)
+    if done.returncode or report is None:
         return [f"{path.name}: yosys must finish its check:\n{output[-500:]}"]
     checked = output[output.rindex("Executing CHECK pass") :]
     problems = [line for line in checked.splitlines() if line.startswith("Warning:")]
-    return problems or ([f"{path.name}: {found[0]}"] if int(found[1]) else [])
+    return problems or ([f"{path.name}: {report[0]}"] if int(report[1]) else [])
 
 
 def lint_configs(names: list[str] | None = None) -> Iterator[LintReport]:

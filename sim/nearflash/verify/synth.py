@@ -162,8 +162,8 @@ def _names(module: dict[str, Any], path: list[str]) -> tuple[str, ...]:
             signals.update(dict.fromkeys((bit for bit in net["bits"] if isinstance(bit, int)), name))
 
     def describe(name: str) -> str:
-        own = {signals[bit] for bit in _bits(cells[name], "output") if bit in signals}
-        return " ".join([cells[name]["type"], *sorted(own, key=lambda name: (len(name), name))[:1]])
+        driven = {signals[bit] for bit in _bits(cells[name], "output") if bit in signals}
+        return " ".join([cells[name]["type"], *sorted(driven, key=lambda name: (len(name), name))[:1]])
 
     if not path:
         return ()
@@ -326,10 +326,10 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     made = _units(build)
     rows = {}
     for unit, make in made.units.items():
-        found = rows[unit] = resources(make(), family, made.boxes if unit == "total" else "")
+        cells = rows[unit] = resources(make(), family, made.boxes if unit == "total" else "")
         if unit == "total":
-            found = _with_parts(found, rows[made.part], made.count)
-        yield _row(build, family, unit, found)
+            cells = _with_parts(cells, rows[made.part], made.count)
+        yield _row(build, family, unit, cells)
 
 
 def _row(build: KernelConfig, family: str, unit: str, found: Resources) -> dict[str, Any]:

@@ -83,14 +83,14 @@ def count_operations(calls: Iterable[HlsCall], seed: int = 0) -> tuple[dict[str,
                       include=[kernel.folder] if kernel.folder else [])  # fmt: skip
     count = ctypes.CDLL(str(path)).hls_count
     latency = np.array([LATENCY_CYCLES[name] for name in OPERATIONS], np.intc)
-    most, depth, found = np.zeros(len(OPERATIONS), np.intc), 0, np.zeros(len(OPERATIONS), np.intc)
+    most, depth, counts = np.zeros(len(OPERATIONS), np.intc), 0, np.zeros(len(OPERATIONS), np.intc)
     state = edge_state(len(kernel.arrays), _SAMPLES, seed)
     for call in calls:
         scalars = np.array([call.scalars[name] for name in kernel.scalars], np.float32)
         for values in state.T:
             inputs = np.concatenate([values, scalars])
-            cycles = count(*(ctypes.c_void_p(x.ctypes.data) for x in (latency, inputs, found)))
-            most, depth = np.maximum(most, found), max(depth, cycles)
+            cycles = count(*(ctypes.c_void_p(x.ctypes.data) for x in (latency, inputs, counts)))
+            most, depth = np.maximum(most, counts), max(depth, cycles)
     return {name: int(n) for name, n in zip(OPERATIONS, most, strict=True)}, depth
 
 

@@ -85,15 +85,15 @@ def _analyze(arguments: argparse.Namespace) -> int:
         raise CommandError("a file, a shipped kernel or --report must be given, not nothing")
     calls = _calls(name)
     machine = Machine(arguments.flash * 1e9, arguments.ddr * 1e9)
-    found = estimate(calls, update_config(arguments.config), machine, ii=report.slowest_ii if report else 1,
+    estimated = estimate(calls, update_config(arguments.config), machine, ii=report.slowest_ii if report else 1,
                      clock_hz=report.clock_hz if report else None)  # fmt: skip
-    build, counts = found.config, "  ".join(f"{n} {name}" for name, n in found.operations.items() if n)
+    build, counts = estimated.config, "  ".join(f"{n} {name}" for name, n in estimated.operations.items() if n)
     origin = "of the report" if report else "by construction"
     print(f"{calls[0].kernel.optimizer} on {build.full_name}: {build.lanes} lanes, {build.port_bits}-bit ports, "
-          f"{found.clock_hz / 1e6:.0f} MHz, II {found.ii} ({origin})")  # fmt: skip
-    print(f"  a parameter: {counts}; lane about {found.depth_cycles} cycles deep; {found.arrays} state arrays")
-    for name, rate in found.rates.items():
-        print(f"  {name:<6}{rate / 1e6:8.0f} M parameters/s{'   <- binds' if name == found.bound else ''}")
+          f"{estimated.clock_hz / 1e6:.0f} MHz, II {estimated.ii} ({origin})")  # fmt: skip
+    print(f"  a parameter: {counts}; lane about {estimated.depth_cycles} cycles deep; {estimated.arrays} state arrays")
+    for name, rate in estimated.rates.items():
+        print(f"  {name:<6}{rate / 1e6:8.0f} M parameters/s{'   <- binds' if name == estimated.bound else ''}")
     if report:
         print(f"  report: {report.top} on {report.part}, {report.estimated_ns} ns of {report.target_ns} ns, "
               + ", ".join(f"{name} {n}" for name, n in report.resources.items()))  # fmt: skip

@@ -80,7 +80,9 @@ def _make(
     """A kernel of each operation order that the rule has."""
     header, fields = f"nearflash/optimizers/{file}", (tuple(arrays.split()), tuple(scalars.split()))
     names = {profile: f"{name}_{profile}" if suffix else name for profile, suffix in _SUFFIX.items()}
-    return {each: HlsKernel(names[each], optimizer + _SUFFIX[each], header, *fields) for each in rule.PROFILES}
+    return {
+        profile: HlsKernel(names[profile], optimizer + _SUFFIX[profile], header, *fields) for profile in rule.PROFILES
+    }
 
 
 _ADAM = "beta1 one_minus_beta1 beta2 one_minus_beta2 eps step_size root decay decays"

@@ -77,12 +77,12 @@ def read_report(path: Path) -> SynthesisReport:
 
 
 def _loops(module: ElementTree.Element, name: str) -> list[Loop]:
-    found = []
+    loops = []
     for summary in module.iter("SummaryOfLoopLatency"):
         for element in summary.iter():
             ii = element.findtext("PipelineII") or ""
             if ii.isdigit():  # "undef" where it is unknown
                 depth = element.findtext("PipelineDepth") or ""
                 label = element.findtext("Name") or element.get("name") or element.tag
-                found.append(Loop(name, label, int(ii), int(depth) if depth.isdigit() else 0))
-    return found
+                loops.append(Loop(name, label, int(ii), int(depth) if depth.isdigit() else 0))
+    return loops

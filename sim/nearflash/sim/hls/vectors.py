@@ -36,18 +36,18 @@ EDGES = np.array(
 def rules() -> list[OptimizerStep]:
     """One rule for each shipped kernel, and for each of its branches."""
     options: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1}
-    found: list[OptimizerStep] = [LionStep(**options, step=3), LionStep(1e-3, 1)]
+    every_rule: list[OptimizerStep] = [LionStep(**options, step=3), LionStep(1e-3, 1)]
     for order in AdamStep.PROFILES:
-        found += [AdamStep(**options, step=step, decoupled=both, profile=order) for both in (True, False)
+        every_rule += [AdamStep(**options, step=step, decoupled=both, profile=order) for both in (True, False)
                   for step in (1, 1000)]  # fmt: skip
-        found += [AdamStep(1e-3, 7, profile=order)]
+        every_rule += [AdamStep(1e-3, 7, profile=order)]
     for order in SgdStep.PROFILES:
-        found += [SgdStep(**options, step=1, profile=order), SgdStep(0.1, 5, profile=order)]
-        found += [SgdStep(**options, step=k, momentum=0.9, nesterov=True, profile=order) for k in (1, 2)]
-        found += [SgdStep(0.1, k, momentum=0.9, dampening=0.5, profile=order) for k in (1, 2)]
+        every_rule += [SgdStep(**options, step=1, profile=order), SgdStep(0.1, 5, profile=order)]
+        every_rule += [SgdStep(**options, step=k, momentum=0.9, nesterov=True, profile=order) for k in (1, 2)]
+        every_rule += [SgdStep(0.1, k, momentum=0.9, dampening=0.5, profile=order) for k in (1, 2)]
     for order in AdagradStep.PROFILES:
-        found += [AdagradStep(**options, step=3, lr_decay=0.01, profile=order), AdagradStep(0.1, 1, profile=order)]
-    return found
+        every_rule += [AdagradStep(**options, step=3, lr_decay=0.01, profile=order), AdagradStep(0.1, 1, profile=order)]
+    return every_rule
 
 
 def edge_state(arrays: int, params: int, seed: int = 0) -> NDArray[np.float32]:

@@ -185,7 +185,7 @@ class _Watch:
         self._device.wait(ticket, 1.0)
         for output in self._batch.results():
             output.value()
-        return tuple(one.recording() for one in watched), tuple(map(int, self._ended))
+        return tuple(channel.recording() for channel in watched), tuple(map(int, self._ended))
 
 
 class WatchedChannel:

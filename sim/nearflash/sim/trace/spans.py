@@ -91,8 +91,8 @@ class _Bus:
 def _ends(channel: ChannelRecording) -> NDArray[np.integer]:
     """Find the end of each bus cycle: with the next one, or where the bus comes to rest."""
     rests = np.append(np.flatnonzero(channel.states < BusState.COMMAND), len(channel.states))
-    rest = rests[np.searchsorted(rests, channel.begins)]
-    return np.minimum(rest, np.append(channel.begins[1:], len(channel.states)))
+    rest_cycles = rests[np.searchsorted(rests, channel.begins)]
+    return np.minimum(rest_cycles, np.append(channel.begins[1:], len(channel.states)))
 
 
 def lun_spans(spans: Iterable[Span]) -> Iterator[Span]:
@@ -108,8 +108,8 @@ def lun_spans(spans: Iterable[Span]) -> Iterator[Span]:
             reads[span.lun] = []
         if span.lun in reads:
             reads[span.lun].append(span)
-    for own in reads.values():
-        yield from _page(own)
+    for lun_span in reads.values():
+        yield from _page(lun_span)
 
 
 def _page(spans: list[Span]) -> Iterator[Span]:
@@ -143,8 +143,8 @@ def head_spans(recording: Recording) -> list[list[Span]]:
     for head, ended in enumerate(recording.ended):
         bounds = [freed[head]]
         for kind in (PageKind.INDEX, PageKind.TOKEN):
-            own = touched[head, kind]
-            bounds += [min(span.begin for span in own), max(span.end for span in own)]
+            head_reads = touched[head, kind]
+            bounds += [min(span.begin for span in head_reads), max(span.end for span in head_reads)]
         heads.append([Span(name, *ends) for name, ends in zip(PHASES, pairwise([*bounds, ended]), strict=True)])
     return heads
 

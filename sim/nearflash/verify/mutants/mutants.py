@@ -91,4 +91,4 @@ def _candidates(listing: str, flat: str, part: str) -> list[str]:
     """The commands of a listing that are in `part`, but for those at clocks and at what Yosys wants constant."""
     reads, inside = set(_UNCLOCKED_READ.findall(flat)), f"\\{part}." if part else ""
     lines = [line.strip() for line in listing.splitlines() if inside in line and not _CLOCK.search(line)]
-    return [line for line in lines if line and not ((found := _CONSTANT.search(line)) and found[1] in reads)]
+    return [line for line in lines if line and not ((constant := _CONSTANT.search(line)) and constant[1] in reads)]

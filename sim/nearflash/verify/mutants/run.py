@@ -43,7 +43,7 @@ def run_target(name: str, target: Target, count: int, seed: int) -> tuple[dict[s
         left = [*range(1 + total)]
         for _ in range(target.batches):
             left = _living(name, target, unit, target.vectors(rng), left, seed)
-        equal = {one for one in left[1:] if is_equivalent(made.original, made.commands[one - 1], Path(folder))}
+        equal = {number for number in left[1:] if is_equivalent(made.original, made.commands[number - 1], Path(folder))}
     left = [mutant for mutant in left if mutant not in equal]
     killed = total - len(equal) - len(left[1:])
     row = {

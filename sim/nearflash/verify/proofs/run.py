@@ -90,7 +90,7 @@ def _sby(name: str, proof: Proof, harness: ProofHarness, mode: str, folder: Path
 def _paths(name: str, harness: ProofHarness, folder: Path) -> dict[str, Any]:
     """Look for a combinational path between each forbidden pair, in the netlist cut at its registers."""
     started = time.monotonic()
-    found = []
+    paths = []
     for source, sink in harness.no_paths:
         start, end = f"w:dut.{source.name}", f"w:dut.{sink.name}"
         path = f"{end} %ci*:-{_FLIP_FLOPS} {start} %i"
@@ -101,11 +101,11 @@ def _paths(name: str, harness: ProofHarness, folder: Path) -> dict[str, Any]:
         if count is None:
             raise FormalError(f"{name} must come to a verdict (log: {folder / 'paths.log'}):\n{output[-2000:]}")
         if int(count[1]):
-            found.append(f"no_path_from_{source.name}_to_{sink.name}")
-    status = "fail" if found else "pass"
+            paths.append(f"no_path_from_{source.name}_to_{sink.name}")
+    status = "fail" if paths else "pass"
     seconds = round(time.monotonic() - started, 1)
     result = {"proof": name, "engine": "yosys select", "mode": "paths", "status": status, "seconds": seconds}
-    return result | {"property": found, "trace": None} if found else result
+    return result | {"property": paths, "trace": None} if paths else result
 
 
 def _program(name: str) -> str:

@@ -23,12 +23,12 @@ _Item = TypeVar("_Item")
 @functools.cache
 def proofs() -> Mapping[str, Proof]:
     """All proofs by name: the unit's, with the variant's where a unit has several."""
-    found: dict[str, Proof] = {}
+    known: dict[str, Proof] = {}
     for unit, module in _modules():
         if hasattr(module, "PROOF"):
-            found[unit] = module.PROOF
-        found |= {f"{unit}.{variant}": proof for variant, proof in getattr(module, "PROOFS", {}).items()}
-    return found
+            known[unit] = module.PROOF
+        known |= {f"{unit}.{variant}": proof for variant, proof in getattr(module, "PROOFS", {}).items()}
+    return known
 
 
 @functools.cache
@@ -48,12 +48,12 @@ def choose_targets(names: Iterable[str] | None = None) -> dict[str, Target]:
 
 
 def _modules() -> Iterator[tuple[str, Any]]:
-    for found in sorted(pkgutil.walk_packages(units.__path__, f"{units.__name__}."), key=lambda found: found.name):
-        if found.ispkg or found.name == __name__:
+    for info in sorted(pkgutil.walk_packages(units.__path__, f"{units.__name__}."), key=lambda info: info.name):
+        if info.ispkg or info.name == __name__:
             continue
-        unit = found.name.removeprefix(f"{units.__name__}.")
+        unit = info.name.removeprefix(f"{units.__name__}.")
         folder, _, part = unit.rpartition(".")
-        module: ModuleType = importlib.import_module(found.name)
+        module: ModuleType = importlib.import_module(info.name)
         yield folder if part in PARTS else unit, module
 
 

@@ -110,8 +110,8 @@ def _addresses(kernel: str, calls: list[Call]) -> Iterator[str]:
         (f"space:ps/{space}", f"segment:{kernel}/s_axi_control/reg0"),
         (f"space:{kernel}/m_axi_gmem0", f"segment:ps/{segment}"),
     }
-    found = {
+    ranges = {
         (option(call, "-target_address_space") or "", call[-1]) for call in calls if call[0] == "assign_bd_address"
     }
-    yield from (f"{' '.join(pair)} must be assigned" for pair in sorted(expected - found))
-    yield from (f"{' '.join(pair)} names what does not exist" for pair in sorted(found - expected))
+    yield from (f"{' '.join(pair)} must be assigned" for pair in sorted(expected - ranges))
+    yield from (f"{' '.join(pair)} names what does not exist" for pair in sorted(ranges - expected))

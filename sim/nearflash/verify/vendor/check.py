@@ -66,16 +66,16 @@ def _registers(kernel: str, calls: list[Call]) -> Iterator[str]:
             expected[f"register:{name}"] = {"address_offset": register.offset + 4 * part, "size": 32, "access": access}
             for field in register.fields if parts == 1 else ():
                 expected[f"field:{field.name}:register:{name}"] = {"bit_offset": field.lsb, "bit_width": field.width}
-    found: dict[str, dict[str, int | str]] = {
+    registers: dict[str, dict[str, int | str]] = {
         f"{call[0][9:]}:{call[1]}" if call[0] == "ipx::add_register" else f"field:{call[1]}:{call[2]}": {}
         for call in calls if call[0] in ("ipx::add_register", "ipx::add_field")
     }  # fmt: skip
     for call in calls:
-        if call[0] == "set_property" and call[-1] in found:
-            found[call[-1]][call[1]] = int(call[2], 0) if call[2][0].isdigit() else call[2]
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            yield f"{name} must be {expected.get(name)}, not {found.get(name)}"
+        if call[0] == "set_property" and call[-1] in registers:
+            registers[call[-1]][call[1]] = int(call[2], 0) if call[2][0].isdigit() else call[2]
+    for name in sorted(expected.keys() | registers.keys()):
+        if expected.get(name) != registers.get(name):
+            yield f"{name} must be {expected.get(name)}, not {registers.get(name)}"
 
 
 def check_kernel_xml(kernel: str, folder: Path) -> list[str]:
@@ -86,7 +86,7 @@ def check_kernel_xml(kernel: str, folder: Path) -> list[str]:
     ports = {port.attrib["name"]: port.attrib["mode"] for port in root.iter("port")}
     if ports != interfaces:
         complaints.append(f"ports must be {interfaces}, not {ports}")
-    arguments = {each.attrib["name"]: each.attrib for each in root.iter("arg")}
+    arguments = {argument.attrib["name"]: argument.attrib for argument in root.iter("arg")}
     written = {r.name: r for r in REGISTER_MAPS[kernel] if r.access is Access.RW}
     complaints += [f"{name} must be an argument" for name in sorted(written.keys() - arguments.keys())]
     for name, attributes in arguments.items():

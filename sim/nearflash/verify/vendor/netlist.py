@@ -39,10 +39,10 @@ class Shape:
 def verilog_ports(path: Path, module: str) -> Ports:
     """The ports of a module in a file. Raises BitstreamError where the file or the module is missing."""
     text = path.read_text() if path.is_file() else ""
-    found = re.search(rf"^module {re.escape(module)}\(.*?^endmodule", text, re.MULTILINE | re.DOTALL)
-    if found is None:
+    module_text = re.search(rf"^module {re.escape(module)}\(.*?^endmodule", text, re.MULTILINE | re.DOTALL)
+    if module_text is None:
         raise BitstreamError(f"{path} must have a module {module}, not none")
-    return {name: (way, int(high or 0) + 1) for way, high, name in _PORT.findall(found[0])}
+    return {name: (way, int(high or 0) + 1) for way, high, name in _PORT.findall(module_text[0])}
 
 
 def kernel_shape(ports: Ports) -> Shape:

@@ -236,8 +236,8 @@ def _join(*columns: tuple[NDArray[Any], int]) -> list[int]:
     numbers = [0] * len(columns[0][0])
     at = 0
     for fields, bits in columns:
-        for place in fields.T.tolist():
-            numbers = [number | int(field) << at for number, field in zip(numbers, place, strict=True)]
+        for row in fields.T.tolist():
+            numbers = [number | int(field) << at for number, field in zip(numbers, row, strict=True)]
             at += bits
     return numbers
 

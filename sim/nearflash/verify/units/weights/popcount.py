@@ -175,8 +175,11 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
         for _ in range(rests):
             row(look=1)
     inputs: dict[str, NDArray[Any]] = {name: np.array(values, np.uint16) for name, values in columns.items()}
-    found = np.array(counts)
-    return inputs | {"word": words_from_integers(words, _PORT_BITS)}, {"count": found[:, 0], "beyond": found[:, 1]}
+    row_counts = np.array(counts)
+    return inputs | {"word": words_from_integers(words, _PORT_BITS)}, {
+        "count": row_counts[:, 0],
+        "beyond": row_counts[:, 1],
+    }
 
 
 PROOF = Proof(build_proof, engine="induction", depth=1)

@@ -114,10 +114,10 @@ def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str
             last = tile == tiles - 1 and not endless
             power = 1 << int(rng.integers(TILE_BITS + 1))
             count = 0 if many else power if rng.integers(25) == 0 else int(rng.choice(_COUNTS))
-            found, ends, count = _tile(
+            tile_fault, ends, count = _tile(
                 rng, items, tile, count, form, tail if last else TILE_PARAMS, fault, many or endless
             )
-            fault, pairs = fault or found, pairs + count
+            fault, pairs = fault or tile_fault, pairs + count
             if ends:
                 break
         if endless:

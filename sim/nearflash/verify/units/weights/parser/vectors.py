@@ -136,19 +136,19 @@ def words(text: bytes, port_bits: int) -> NDArray[Any]:
 def sections(stream: bytes, port_bits: int, columns_max: int) -> tuple[dict[str, NDArray[Any]], list[int]]:
     """Words of each section's stream, without those of padding, and payloads of rows."""
     size, header, count_bits = port_bits // 8, header_of(stream), columns_max.bit_length()
-    found, rows, at = {section: b"" for section in Section}, [], HEADER_BYTES
+    payloads, rows, at = {section: b"" for section in Section}, [], HEADER_BYTES
     for row in read_rows(stream):
         begins = row.number % header.group_rows == 0
         at += SECTION_BYTES * (begins * (row.number > 0) + begins * bool(row.codebook))
         for section, bits in SECTIONS[header.row_format].items():
             count = bits * row.fields[section].size
-            found[section] += stream[at : at + -(-count // (8 * size)) * size]
+            payloads[section] += stream[at : at + -(-count // (8 * size)) * size]
             at += section_bytes(count)
         rows.append(row.fields[Section.VALUES].size)
         if row.codebook:
             escapes = row.fields[Section.ESCAPES].size
             rows[-1] |= escapes << count_bits | int.from_bytes(row.codebook, "little") << 2 * count_bits
-    return {f"o_{section.name.lower()}": words(text, port_bits) for section, text in found.items()}, rows
+    return {f"o_{section.name.lower()}": words(text, port_bits) for section, text in payloads.items()}, rows
 
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
@@ -216,35 +216,35 @@ def _judge(rng: np.random.Generator) -> list[tuple[bytes, BitmapHeader]]:
     good = random_matrix(rng, (3, int(rng.integers(2, 200))), 0.5, first, 2)
     whole = random_matrix(rng, (2, int(rng.integers(2, 300))), 0.5, second, 9)
     bad = [*damage(good, rng, flips=20)]
-    found = [(bad[index], header_of(good)) for index in rng.choice(len(bad), _DAMAGED, replace=False)]
-    found += [(text, header_of(whole)) for text in (*_other_headers(whole, rng), *odd(whole, rng, 5))]
-    found += [(text, header_of(whole)) for text in _beyond(whole, rng)]
+    judged = [(bad[index], header_of(good)) for index in rng.choice(len(bad), _DAMAGED, replace=False)]
+    judged += [(text, header_of(whole)) for text in (*_other_headers(whole, rng), *odd(whole, rng, 5))]
+    judged += [(text, header_of(whole)) for text in _beyond(whole, rng)]
     header = header_of(good)
     others = (header.rows + (1 << bit) for bit in rng.choice(32, 2, replace=False).tolist())
-    return found + [(good, replace(header, rows=rows % (1 << 32))) for rows in others]
+    return judged + [(good, replace(header, rows=rows % (1 << 32))) for rows in others]
 
 
 def _beyond(stream: bytes, rng: np.random.Generator) -> list[bytes]:
     """A one behind the columns of the first row, most often among the next ones."""
     header = header_of(stream)
     at = HEADER_BYTES + SECTION_BYTES * (header.coding is not Coding.PLAIN)
-    found, behind = [], np.arange(header.columns, 8 * section_bytes(header.columns))
+    changed, behind = [], np.arange(header.columns, 8 * section_bytes(header.columns))
     for bit in {*behind[:1].tolist(), *rng.permutation(behind[:64])[:6].tolist(), *behind[-1:].tolist()}:
         body = bytearray(stream[HEADER_BYTES:-SECTION_BYTES])
         body[at - HEADER_BYTES + bit // 8] |= 1 << bit % 8
-        found.append(stream[:HEADER_BYTES] + body + GROUP_END.pack(0, crc32c(bytes(body))))
-    return found
+        changed.append(stream[:HEADER_BYTES] + body + GROUP_END.pack(0, crc32c(bytes(body))))
+    return changed
 
 
 def _other_headers(stream: bytes, rng: np.random.Generator) -> list[bytes]:
     """Change headers of a matrix of one group: other rows a group, other padding, often a bit wrong; checksums fit."""
-    found = []
+    changed = []
     for bit in rng.choice(8 * _PADDING.start, _HEADERS, replace=False):
         header = replace(header_of(stream), group_rows=int(rng.integers(2, 1 << 32))).pack()
         text = bytearray(header[: _PADDING.start] + rng.bytes(len(_PADDING)) + stream[_PADDING.stop :])
         text[bit // 8] ^= int(rng.integers(4) > 0) << bit % 8
-        found.append(seal(bytes(text)))
-    return found
+        changed.append(seal(bytes(text)))
+    return changed
 
 
 TARGET = Target(component, vectors, part="inner", stalls=("none", "both"), batches=24, cut_cycles=(9, 20, 33, 300))
