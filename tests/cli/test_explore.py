@@ -155,7 +155,7 @@ def test_report(capsys, tmp_path):
         (("endor", "--layers", "0/0/0"), "layers must be 0 or more"),
         (("endor", "--layers", "90/0/0"), "layers must be 64 at most"),
         (("smart-infinity", "--keep", "2"), "keep must be above 0"),
-        (("engine", "--board", "none"), "Board must be one of"),
+        (("engine", "--board", "none"), "board must be one of"),
     ],
 )
 def test_values_that_the_models_reject(arguments, message):

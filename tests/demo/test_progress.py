@@ -2,11 +2,11 @@
 
 import sys
 
-from nearflash.demo.progress import Progress
+from nearflash.demo.progress import DemoProgress
 
 
 def test_lines(capsys):
-    with Progress("steps", 2) as progress:
+    with DemoProgress("steps", 2) as progress:
         progress.line("one")
         progress.line("two")
     assert capsys.readouterr().out == "[1/2] one\n[2/2] two\n"
@@ -14,7 +14,7 @@ def test_lines(capsys):
 
 def test_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Progress("steps", 2) as progress:
+    with DemoProgress("steps", 2) as progress:
         progress.line("one")
     captured = capsys.readouterr()
     assert captured.out == "[1/2] one\n" and "steps" in captured.err

@@ -2,14 +2,14 @@
 
 import pytest
 
-from nearflash.demo.report import Report
+from nearflash.demo.report import DemoReport
 from nearflash.device import open_device
 from nearflash.training import Traffic
 
 
 @pytest.fixture
 def report():
-    return Report(
+    return DemoReport(
         params=10, rtl_steps=1, host_steps=1, profile="ieee", rtl_device="a", host_device="b", digest="",
         words_compared=40, text_loss_before=2.0, text_loss_after=1.0,
     )  # fmt: skip

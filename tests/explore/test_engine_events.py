@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("amaranth", reason="the kernel's builds lie beside its gateware")
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES
-from nearflash.explore.systems.nearflash import Attended
+from nearflash.explore.systems.nearflash import MeasuredHeads
 from nearflash.explore.tables import read_part
 from nearflash.sim.nand.parts import nand_part
 from nearflash.verify.bench.attend_performance import RTL
@@ -49,7 +49,7 @@ def requests(point, heads, seed=1):
 
 def error(point):
     """Of the RTL's cycles a head."""
-    measured, heads = read_part(Attended, point.part), 256 if point.tokens == 1024 else 64
+    measured, heads = read_part(MeasuredHeads, point.part), 256 if point.tokens == 1024 else 64
     timing = ChannelTiming(nand_part(point.part).timing, point.config.clock_hz)
     luns = min(nand_part(point.part).luns, point.config.luns)
     took = [channel_cycles(each, timing, luns) for each in requests(point, heads).values()]

@@ -11,13 +11,13 @@ from nearflash.explore.ssd import Ssd
 from nearflash.explore.systems.flexgen import flexgen, flexgen_machine, sparq_page_fraction, zero_inference
 from nearflash.explore.systems.instinfer import (
     Csd,
-    Selection,
+    KvShare,
     Serving,
     _mean_rest,
     instinfer_step,
     instinfer_throughput,
 )
-from nearflash.explore.systems.nearflash import Attended, sparf_page_step
+from nearflash.explore.systems.nearflash import MeasuredHeads, sparf_page_step
 from nearflash.explore.tables import part_names, read_part
 
 BATCHES = (4, 16, 64, 256)
@@ -94,7 +94,7 @@ def test_no_drives():
 
 
 def test_unknown_selections_name_the_known():
-    with pytest.raises(PlanError, match="Selection must be one of dense, sparf-8, sparf-page, not 'topk'"):
+    with pytest.raises(PlanError, match="selection must be one of dense, sparf-8, sparf-page, not 'topk'"):
         instinfer_step(Serving(), 1, "topk")
 
 
@@ -142,9 +142,9 @@ def test_deepspeed_loads_weights_at_every_step():
     assert small.phases["weights"] == pytest.approx(2 * 40 * 314.6e6 / 10.2e9, rel=0.01)
 
 
-@pytest.mark.parametrize("part", part_names(Attended))
+@pytest.mark.parametrize("part", part_names(MeasuredHeads))
 def test_our_engine_at_measured_contexts(part):
-    measured = read_part(Attended, part)
+    measured = read_part(MeasuredHeads, part)
     for tokens, cycles in zip(measured.context_tokens, measured.head_cycles, strict=True):
         assert measured.cycles(tokens) == pytest.approx(cycles)
     between = measured.cycles(2048)
@@ -159,13 +159,13 @@ def test_our_engine_at_measured_contexts(part):
 )
 def test_pages_read_with_a_whole_index(selection, fraction):
     """attention.md, section 2: flash fractions .34 and .18 at 4,096 tokens."""
-    chosen = read_part(Selection, selection)
+    chosen = read_part(KvShare, selection)
     assert chosen.flash_fraction(4096, 0) == pytest.approx(fraction, abs=0.001)
     assert chosen.flash_fraction(4096, 4096 % chosen.block_tokens) == pytest.approx(fraction, abs=0.001)
 
 
 def test_a_suffix_without_index_is_read_whole():
-    separate, both = (read_part(Selection, name) for name in ("sparf-8", "sparf-page"))
+    separate, both = (read_part(KvShare, name) for name in ("sparf-8", "sparf-page"))
     assert separate.flash_fraction(512, 512) == pytest.approx(0.5 + 0.5 * 0.229)
     assert both.flash_fraction(512, 512) == 1.0
     fractions = [separate.flash_fraction(4096, each) for each in (0, 100, 1000)]
@@ -181,7 +181,7 @@ def test_the_mean_suffix(prompt, new, block, mean):
 
 def test_our_engine_reads_what_has_no_index_yet():
     serving = Serving(batch=256)
-    found, measured = sparf_page_step(serving), read_part(Attended, "slc-1400")
+    found, measured = sparf_page_step(serving), read_part(MeasuredHeads, "slc-1400")
     heads, rest = 256 * 40 * 40, 511.5 * 512 / read_part(Ssd, "slc-low-latency").read_bytes_per_s
     assert found.phases["engine and flash"] == pytest.approx(heads * (measured.cycles(1024.5) / 285e6 + rest))
     assert any("simulated" in text for text in found.assumptions)

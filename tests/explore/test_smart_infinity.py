@@ -127,8 +127,8 @@ def test_steps_that_cannot_be(given, message):
     ("given", "message"),
     [
         ({"model": "gpt2-2b"}, "model must be one of gpt2-1.16b"),
-        ({"gpu": "h100"}, "Gpu must be one of"),
-        ({"optimizer": "lamb"}, "OptimizerBytes must be one of"),
+        ({"gpu": "h100"}, "gpu must be one of"),
+        ({"optimizer": "lamb"}, "optimizer must be one of"),
     ],
 )
 def test_parts_that_are_not_there(given, message):

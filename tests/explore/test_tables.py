@@ -8,21 +8,21 @@ import pytest
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.energy import Energy
-from nearflash.explore.links import Link, Memory
+from nearflash.explore.links import DramMemory, Link
 from nearflash.explore.processors import Cpu, Gpu, Npu, Runtime
 from nearflash.explore.shapes import Trained, list_trained
 from nearflash.explore.ssd import Ssd
-from nearflash.explore.studies.dse import Board, Synthesis
-from nearflash.explore.systems.instinfer import Csd, Selection
+from nearflash.explore.studies.dse import FpgaBoard, Synthesis
+from nearflash.explore.systems.instinfer import Csd, KvShare
 from nearflash.explore.systems.kvnand import Arrangement, Decode, Die, decode_step
 from nearflash.explore.systems.layered import Expander
-from nearflash.explore.systems.nearflash import Attended
+from nearflash.explore.systems.nearflash import MeasuredHeads
 from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd, Training, speed_up
 from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, table, what_if
 from nearflash.explore.wear import Price
 
-KINDS = (Attended, Board, Cpu, Csd, Die, Energy, Expander, Gpu, Link, Memory, Npu, OptimizerBytes, Price, Runtime,
-         Selection, SmartSsd, Ssd, Synthesis)  # fmt: skip
+KINDS = (MeasuredHeads, FpgaBoard, Cpu, Csd, Die, Energy, Expander, Gpu, Link, DramMemory, Npu, OptimizerBytes, Price,
+         Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
 TEXT = {"source", "digest", "drive", "interleaved"}
 
 
@@ -119,15 +119,15 @@ def test_whole_numbers_stay_whole():
 
 @pytest.mark.parametrize("value", [[], 3.0, ["one"], [1.0, -2.0]])
 def test_lists_hold_numbers(value):
-    known = dataclasses.asdict(read_part(Attended, "slc-1400"))
+    known = dataclasses.asdict(read_part(MeasuredHeads, "slc-1400"))
     known = {key: list(each) if isinstance(each, tuple) else each for key, each in known.items()}
-    assert table(Attended, known, "a") == read_part(Attended, "slc-1400")
+    assert table(MeasuredHeads, known, "a") == read_part(MeasuredHeads, "slc-1400")
     with pytest.raises(PlanError, match=r"a.head_cycles must be"):
-        table(Attended, known | {"head_cycles": value}, "a")
+        table(MeasuredHeads, known | {"head_cycles": value}, "a")
 
 
 def test_an_unknown_part_names_those_that_exist():
-    with pytest.raises(PlanError, match=r"Gpu must be one of a100, a4000, a5000, a6000, rtx4080, t4, not 'h100'"):
+    with pytest.raises(PlanError, match=r"gpu must be one of a100, a4000, a5000, a6000, rtx4080, t4, not 'h100'"):
         read_part(Gpu, "h100")
 
 
@@ -135,7 +135,7 @@ def test_a_file_of_yours(tmp_path):
     mine = tmp_path / "links.toml"
     mine.write_text('[usb]\nsource = "a cable"\nraw_bytes_per_s = 5e9\nreached_fraction = 0.8\n')
     assert read_part(Link, "usb", mine).bytes_per_s == pytest.approx(4e9)
-    with pytest.raises(PlanError, match="Link must be one of usb, not 'pcie4-x16'"):
+    with pytest.raises(PlanError, match="link must be one of usb, not 'pcie4-x16'"):
         read_part(Link, "pcie4-x16", mine)
 
 

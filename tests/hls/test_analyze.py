@@ -8,7 +8,7 @@ from nearflash.abi.errors import FormatError
 from nearflash.abi.kernel.config import update_config
 from nearflash.abi.optimizers import AdamStep, LionStep, Profile, SgdStep
 from nearflash.cli.main import main
-from nearflash.sim.hls.analyze import LATENCY_CYCLES, Machine, count_operations, estimate
+from nearflash.sim.hls.analyze import LATENCY_CYCLES, KernelHost, count_operations, estimate
 from nearflash.sim.hls.kernels import call_of
 from nearflash.sim.hls.report import Loop, read_report
 
@@ -57,12 +57,12 @@ def test_operations_are_those_of_the_formulas():
 
 def test_the_lowest_rate_binds():
     rule = call(AdamStep(1e-3, 2))
-    found = estimate(rule, SMARTSSD, Machine(flash_bytes_per_s=3.3e9, ddr_bytes_per_s=19.2e9))
+    found = estimate(rule, SMARTSSD, KernelHost(flash_bytes_per_s=3.3e9, ddr_bytes_per_s=19.2e9))
     assert found.rates == {"lanes": 1.2e9, "port": 4.8e9, "DDR": 19.2e9 / 60, "flash": 3.3e9 / 12}
     assert found.bound == "flash" and found.ii == 1
-    assert estimate(rule, SMARTSSD, Machine(flash_bytes_per_s=14e9)).bound == "DDR"
-    assert estimate(rule, SMARTSSD, Machine(1e12, 1e12)).bound == "lanes"
-    assert estimate(rule, SMARTSSD, Machine(1e12, 1e12), ii=2, clock_hz=250e6).rates["lanes"] == 0.5e9
+    assert estimate(rule, SMARTSSD, KernelHost(flash_bytes_per_s=14e9)).bound == "DDR"
+    assert estimate(rule, SMARTSSD, KernelHost(1e12, 1e12)).bound == "lanes"
+    assert estimate(rule, SMARTSSD, KernelHost(1e12, 1e12), ii=2, clock_hz=250e6).rates["lanes"] == 0.5e9
 
 
 def test_a_synthesis_report_gives_clock_ii_and_resources(tmp_path, capsys):

@@ -14,10 +14,10 @@ from nearflash.sim.trace.picture import plot
 from nearflash.sim.trace.recording import (
     BusState,
     ChannelRecording,
+    HeadLoad,
     Page,
     Recording,
     WatchedChannel,
-    Workload,
 )
 from nearflash.sim.trace.spans import Span, bus_spans, channel_figures, head_spans, lun_spans
 from nearflash.support.trace_events import write_trace
@@ -199,4 +199,4 @@ def test_a_watched_channel_knows_each_cycle():
                                                 ({"heads": 2}, "heads")])  # fmt: skip
 def test_workloads_that_cannot_be_shown(options, named):
     with pytest.raises(CommandError, match=named):
-        Workload(**options)
+        HeadLoad(**options)

@@ -14,7 +14,7 @@ from nearflash.abi.errors import AddressError, AlignmentError, CommandError, Dev
 from nearflash.device.drivers.attend import attend
 from nearflash.device.selftest.run import compare
 from nearflash.model.attention.head import attend_repeated
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.random_vectors import MODES, random_vector
 from nearflash.model.attention.vectors import differences
 from nearflash.sim.verilator.heads import placed as heads_placed
@@ -24,10 +24,10 @@ PAGE = Mode.PAGE | Mode.PROBABILITY
 SCALE = 0.18
 OPTIONS = {"score_dims": 8, "top_k": 3, "local_window": 2, "group_tokens": 8, "block_tokens": 32}
 HEADS = [
-    (Settings(Mode.DENSE | Mode.REFERENCE, 32, SCALE, reference=(2, 2)), 30, 2),
-    (Settings(PAGE, 32, SCALE, **OPTIONS), 100, 1),
-    (Settings(PAGE, 32, SCALE, index_format=IndexFormat.INT4, **OPTIONS), 120, 3),
-    (Settings(Mode(0), 32, SCALE, interleaved=True, **OPTIONS | {"top_k": 20}), 90, 2),
+    (HeadSettings(Mode.DENSE | Mode.REFERENCE, 32, SCALE, reference=(2, 2)), 30, 2),
+    (HeadSettings(PAGE, 32, SCALE, **OPTIONS), 100, 1),
+    (HeadSettings(PAGE, 32, SCALE, index_format=IndexFormat.INT4, **OPTIONS), 120, 3),
+    (HeadSettings(Mode(0), 32, SCALE, interleaved=True, **OPTIONS | {"top_k": 20}), 90, 2),
 ]
 
 

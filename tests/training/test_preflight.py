@@ -8,9 +8,9 @@ import pytest
 from nearflash.abi.optimizers import AdamStep, SgdStep, StateFormat
 from nearflash.cli import main as cli
 from nearflash.training import preflight as module
-from nearflash.training.preflight import Level, Mount, State, preflight
+from nearflash.training.preflight import Mount, Severity, StateSizes, preflight
 
-STATE = State(1_000_000)
+STATE = StateSizes(1_000_000)
 
 
 def lines(path, state=STATE, **options):
@@ -19,7 +19,7 @@ def lines(path, state=STATE, **options):
 
 def only_error(path, state=STATE):
     found = list(preflight(path, state))
-    assert [finding.level for finding in found if finding.level is Level.ERROR] == [Level.ERROR]
+    assert [finding.level for finding in found if finding.level is Severity.ERROR] == [Severity.ERROR]
     return str(found[-1])
 
 
@@ -44,7 +44,7 @@ def change_statvfs(monkeypatch):
 
 def test_a_good_place_gives_its_figures(tmp_path):
     found = lines(tmp_path, measure=True)
-    assert Level.ERROR not in {finding.level for finding in found.values()}
+    assert Severity.ERROR not in {finding.level for finding in found.values()}
     assert {"file system", "room", "direct I/O", "write cache", "memlock", "rates", "step", "drive life"} <= set(found)
     assert "GB/s read" in found["rates"].text and "0.012 GB read and as many written in about" in found["step"].text
     assert list(tmp_path.iterdir()) == []
@@ -56,16 +56,16 @@ def test_a_file_to_be_made_is_judged_by_its_folder(tmp_path):
 
 def test_drive_life(tmp_path):
     # 12 bytes a parameter and step: 1,200 TB are 14,285 steps of a model of 7e9 parameters.
-    life = lines(tmp_path, State(1_000_000), rated_tb=1200)["drive life"]
-    assert life.level is Level.OK and life.text.startswith("100,000,000 steps of 0.012 GB within 1200 TB")
-    assert lines(tmp_path, rated_tb=1)["drive life"].level is Level.WARNING
+    life = lines(tmp_path, StateSizes(1_000_000), rated_tb=1200)["drive life"]
+    assert life.level is Severity.OK and life.text.startswith("100,000,000 steps of 0.012 GB within 1200 TB")
+    assert lines(tmp_path, rated_tb=1)["drive life"].level is Severity.WARNING
 
 
 def test_sizes_follow_rule_and_format():
-    assert State(64).step_bytes == 64 * 12
-    assert State(64, AdamStep(1.0, 1, state_format=StateFormat.BF16)).step_bytes == 64 * 8
-    assert State(64, AdamStep(1.0, 1, state_format=StateFormat.MX8)).step_bytes == 64 * 6 + 2 * 2
-    assert State(64, SgdStep(1.0, 1)).step_bytes == 64 * 4
+    assert StateSizes(64).step_bytes == 64 * 12
+    assert StateSizes(64, AdamStep(1.0, 1, state_format=StateFormat.BF16)).step_bytes == 64 * 8
+    assert StateSizes(64, AdamStep(1.0, 1, state_format=StateFormat.MX8)).step_bytes == 64 * 6 + 2 * 2
+    assert StateSizes(64, SgdStep(1.0, 1)).step_bytes == 64 * 4
 
 
 def test_missing_folder(tmp_path):
@@ -95,7 +95,7 @@ def test_files_on_one_drive_share_its_room_and_life(tmp_path, change_statvfs, ca
 
 def test_what_lies_on_the_path_already(tmp_path):
     (tmp_path / "state").write_text("")
-    assert lines(tmp_path / "state")["path"].level is Level.WARNING
+    assert lines(tmp_path / "state")["path"].level is Severity.WARNING
     os.mkfifo(tmp_path / "pipe")
     assert "must be a file or a block device, not a pipe" in only_error(tmp_path / "pipe")
 
@@ -126,7 +126,7 @@ def test_file_systems(tmp_path, monkeypatch, kind):
     if kind == "tmpfs":
         assert "it is memory, which the state is to save" in only_error(tmp_path)
     else:
-        assert lines(tmp_path)["file system"].level is (Level.WARNING if kind == "nfs4" else Level.OK)
+        assert lines(tmp_path)["file system"].level is (Severity.WARNING if kind == "nfs4" else Severity.OK)
 
 
 def test_properties_of_the_drive(tmp_path, monkeypatch):
@@ -148,7 +148,7 @@ def test_properties_of_the_drive(tmp_path, monkeypatch):
 
 def test_without_direct_io(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "O_DIRECT", os.O_TMPFILE)
-    assert lines(tmp_path)["direct I/O"].level is Level.ERROR
+    assert lines(tmp_path)["direct I/O"].level is Severity.ERROR
 
 
 def test_command(tmp_path, capsys):

@@ -11,7 +11,7 @@ from nearflash.boards.vendor.kernel import convert_kernel
 from nearflash.device.bitstreams import boards, load_board, load_manifest
 from nearflash.device.bitstreams.board import Limits
 from nearflash.verify import estimate as subject
-from nearflash.verify.synth import Resources, kernel_resources
+from nearflash.verify.synth import UnitResources, kernel_resources
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def board(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "board.toml").write_text(text)
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(tmp_path))
-    found = Resources(lut=1000, ff=2000, dsp=30, bram36=4.5, logic_depth=8.25, path=("LUT6 a", "CARRY4 b"))
+    found = UnitResources(lut=1000, ff=2000, dsp=30, bram36=4.5, logic_depth=8.25, path=("LUT6 a", "CARRY4 b"))
     monkeypatch.setattr(subject, "kernel_resources", lambda build, family: found)
     monkeypatch.setattr(subject, "convert_kernel", lambda build: SimpleNamespace(digest="5" * 64))
     return dataclasses.replace(load_board("smartssd"), limits={})
@@ -74,12 +74,12 @@ def test_a_kernel_is_its_rest_and_its_equal_parts(monkeypatch):
     def resources(component, family, boxes=""):
         asked.append((type(component).__name__, family, boxes))
         component._MustUse__used = True
-        return Resources(10, 20, 3, 0.5, 7.0 if boxes else 8.0, ("rest" if boxes else "part",))
+        return UnitResources(10, 20, 3, 0.5, 7.0 if boxes else 8.0, ("rest" if boxes else "part",))
 
     monkeypatch.setattr("nearflash.verify.synth.resources", resources)
     found = kernel_resources(CONFIGS["update-smartssd"], "xcup")
     assert asked == [("Lane", "xcup", ""), ("UpdateKernel", "xcup", "top.pipeline.lane_*")]
-    assert found == Resources(50, 100, 15, 2.5, 8.0, ("part",))
+    assert found == UnitResources(50, 100, 15, 2.5, 8.0, ("part",))
 
 
 def kept():

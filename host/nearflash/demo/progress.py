@@ -3,10 +3,10 @@
 import sys
 from typing import Any, Self
 
-__all__ = ["Progress"]
+__all__ = ["DemoProgress"]
 
 
-class Progress:
+class DemoProgress:
     """Counts steps. `line` prints above the bar, so a log holds every line either way."""
 
     def __init__(self, title: str, total: int) -> None:

@@ -9,14 +9,14 @@ from nearflash.device import Identity
 from nearflash.support.files import replace_file, write_durably
 from nearflash.training import Traffic
 
-__all__ = ["Report"]
+__all__ = ["DemoReport"]
 
 TORCH_BOUND = 1e-6
 """Largest allowed relative error of one step against torch.optim.AdamW."""
 
 
 @dataclass
-class Report:
+class DemoReport:
     """Fields of report.json. Rates per parameter are per parameter and step of the simulated phase."""
 
     params: int

@@ -9,8 +9,8 @@ import torch
 
 from nearflash.demo.audit import Audit
 from nearflash.demo.data import Windows, load_model
-from nearflash.demo.progress import Progress
-from nearflash.demo.report import Report
+from nearflash.demo.progress import DemoProgress
+from nearflash.demo.report import DemoReport
 from nearflash.demo.waves import record_waves
 from nearflash.device import Device, open_device
 from nearflash.training import NearStorageAdamW, Timeline
@@ -30,7 +30,7 @@ class Demo:
         self.windows = Windows(tokenizer, options.text.read_text(encoding="utf-8"), options.window, options.batch)
         self.loss: list[float] = []
 
-    def run(self) -> Report:
+    def run(self) -> DemoReport:
         """Train, compare, write the files, print. Raises what devices and optimizer raise."""
         print(f"opening {self.options.rtl_device} (a simulator is built on first use) ...", flush=True)
         with self.timeline.span("open device"):
@@ -48,7 +48,7 @@ class Demo:
         print("", *report.summary(), "", *self._where_to_look(has_waves), sep="\n")
         return report
 
-    def _train(self, device: Device) -> Report:
+    def _train(self, device: Device) -> DemoReport:
         options = self.options
         (self.output / "optimizer.state").unlink(missing_ok=True)
         before = self._text_loss()
@@ -59,7 +59,7 @@ class Demo:
         with open_device(options.host_device, "update") as host, self._optimizer(host, resume=True) as optimizer:
             audit.check_resumed(optimizer)
             self._steps(optimizer, audit, host.identity.name, options.host_steps)
-        report = Report(
+        report = DemoReport(
             params=sum(tensor.numel() for tensor in self.model.parameters()),
             rtl_steps=options.rtl_steps,
             host_steps=options.host_steps,
@@ -91,7 +91,7 @@ class Demo:
 
     def _steps(self, optimizer: NearStorageAdamW, audit: Audit, name: str, steps: int) -> None:
         # A step is compared while the next one runs: the simulation and the model of the update take one core each.
-        with Progress(name, steps) as progress, ThreadPoolExecutor(1) as background:
+        with DemoProgress(name, steps) as progress, ThreadPoolExecutor(1) as background:
             before: Future[str] | None = None
             for _ in range(steps):
                 compare = self._step(optimizer, audit, name)

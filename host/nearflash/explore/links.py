@@ -1,8 +1,9 @@
 """Links between parts, and one link that several drives share."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-__all__ = ["Link", "Memory", "raid0_rate"]
+__all__ = ["DramMemory", "Link", "raid0_rate"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,10 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Memory:
+class DramMemory:
     """One channel of DRAM, or one stack."""
+
+    FILE: ClassVar[str] = "memory"
 
     source: str
     bytes_per_s: float

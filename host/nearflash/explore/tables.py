@@ -46,9 +46,10 @@ def part_names(kind: type) -> list[str]:
 def read_part(kind: type[_Part], name: str, path: Path | None = None) -> _Part:
     """The part of that name, from nearflash's own file or from `path`. Raises PlanError for one that is not there."""
     tables = own_tables("hardware", _file(kind)) if path is None else read_toml(path, PlanError)
+    what = _file(kind).removesuffix(".toml")
     if name not in tables:
-        raise PlanError(f"{kind.__name__} must be one of {', '.join(sorted(tables))}, not {name!r}")
-    begin = f"{_file(kind).removesuffix('.toml')}.{name}."
+        raise PlanError(f"{what} must be one of {', '.join(sorted(tables))}, not {name!r}")
+    begin = f"{what}.{name}."
     changed = {key.removeprefix(begin): value for key, value in _CHANGES.get() if key.startswith(begin)}
     return table(kind, {**tables[name], **changed} if changed else tables[name], name)
 

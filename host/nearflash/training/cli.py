@@ -13,7 +13,7 @@ from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerS
 from nearflash.support.arguments import above_zero, non_negative, positive, rate
 
 if TYPE_CHECKING:
-    from nearflash.training.finetune import Progress
+    from nearflash.training.finetune import TrainingProgress
     from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 
 __all__ = ["preflight", "train"]
@@ -51,17 +51,17 @@ def preflight(subparsers: Any) -> None:
 
 
 def _preflight(arguments: argparse.Namespace) -> int:
-    from nearflash.training.preflight import Level, State, preflight
+    from nearflash.training.preflight import Severity, StateSizes, preflight
 
     rule = _RULES[arguments.optimizer](state_format=arguments.state_format)
-    share = State(-(-arguments.params // len(arguments.paths)), rule)
+    share = StateSizes(-(-arguments.params // len(arguments.paths)), rule)
     errors, drives = 0, [_drive(path) for path in arguments.paths]
     for path, drive in zip(arguments.paths, drives, strict=True):
         print(f"{path}:")
         options = {"rated_tb": arguments.tbw, "measure": not arguments.no_measure, "sharing": drives.count(drive)}
         for finding in preflight(path, share, **options):
             print(f"  {finding}")
-            errors += finding.level is Level.ERROR
+            errors += finding.level is Severity.ERROR
     return 1 if errors else 0
 
 
@@ -170,7 +170,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _print_progress(progress: "Progress") -> None:
+def _print_progress(progress: "TrainingProgress") -> None:
     """A line that is overwritten on a terminal; elsewhere some of them."""
     terminal = sys.stderr.isatty()
     if terminal or progress.step in (1, progress.steps) or progress.step % 10 == 0:

@@ -25,7 +25,7 @@ from nearflash.training.generators import generator_states, restore_generators
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.step.stalls import Stalls
 
-__all__ = ["DTYPES", "Data", "Progress", "digest_of", "fine_tune", "load_model", "load_tokens", "save_model"]
+__all__ = ["DTYPES", "Data", "TrainingProgress", "digest_of", "fine_tune", "load_model", "load_tokens", "save_model"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -84,7 +84,7 @@ def _order(sequences: int, seed: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """After a step."""
 
     step: int
@@ -101,7 +101,7 @@ class Progress:
 
 def fine_tune(
     model: Any, data: Data, optimizer: NearStorageOptimizer, steps: int, *, digest: str | None = None
-) -> Iterator[Progress]:
+) -> Iterator[TrainingProgress]:
     """Train up to step `steps` of the state, from where it is; a run that resumes sets the random generators, too.
 
     digest: `digest_of` the model as it was before the optimizer was made. Raises CommandError for sequences longer than
@@ -135,7 +135,7 @@ def fine_tune(
         if optimizer.steps > before:
             done, rate = optimizer.steps - first, seen / (now - began)
             remaining = (steps - optimizer.steps) * (now - began) / done
-            yield Progress(
+            yield TrainingProgress(
                 optimizer.steps, steps, float(loss.detach()), rate, now - middle, remaining, optimizer.report.stalls
             )
 

@@ -19,7 +19,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
 
-__all__ = ["Finding", "Level", "Mount", "State", "preflight"]
+__all__ = ["Mount", "Notice", "Severity", "StateSizes", "preflight"]
 
 PROBE_BYTES = 256 << 20
 """File that the rates are measured in; smaller where the state is."""
@@ -34,7 +34,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _SYS_BLOCK = Path("/sys/dev/block")
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How a finding bears on the run."""
 
     OK = "ok"
@@ -45,10 +45,10 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Notice:
     """One line of the report."""
 
-    level: Level
+    level: Severity
     subject: str
     text: str
 
@@ -57,7 +57,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class State:
+class StateSizes:
     """Sizes of an optimizer's state."""
 
     params: int
@@ -107,8 +107,8 @@ class Mount:
 
 
 def preflight(
-    path: Path, state: State, *, rated_tb: float | None = None, measure: bool = True, sharing: int = 1
-) -> Iterator[Finding]:
+    path: Path, state: StateSizes, *, rated_tb: float | None = None, measure: bool = True, sharing: int = 1
+) -> Iterator[Notice]:
     """Findings for a state on `path` (a folder, or a file to be made in one); the last one where it is an error.
 
     rated_tb: terabytes that the drive may be written in its life (TBW). `measure`: read and write a file there.
@@ -116,7 +116,7 @@ def preflight(
     """
     state = replace(state, params=state.params * sharing)
     folder = (path if path.is_dir() else path.parent).resolve()
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+    checks: tuple[Callable[[], Iterator[Notice]], ...] = (
         lambda: _place(path, folder),
         lambda: _room(folder, state),
         lambda: _direct(folder),
@@ -128,58 +128,58 @@ def preflight(
     for check in checks:
         for finding in check():
             yield finding
-            if finding.level is Level.ERROR:
+            if finding.level is Severity.ERROR:
                 return
 
 
-def _place(path: Path, folder: Path) -> Iterator[Finding]:
+def _place(path: Path, folder: Path) -> Iterator[Notice]:
     if not folder.is_dir():
-        yield Finding(Level.ERROR, "path", f"{path} must be in a folder that exists: make {folder}, or give another")
+        yield Notice(Severity.ERROR, "path", f"{path} must be in a folder that exists: make {folder}, or give another")
         return
     mount = Mount.of(folder)
     where = f"{mount.kind} on {mount.source}, mounted on {mount.point}"
     if mount.kind in _IN_MEMORY:
         text = f"{where}: it is memory, which the state is to save; give a path on a drive"
-        yield Finding(Level.ERROR, "file system", text)
+        yield Notice(Severity.ERROR, "file system", text)
         return
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
         text = f"{where}, is read-only; mount it for writing (mount -o remount,rw {mount.point}), or give another path"
-        yield Finding(Level.ERROR, "file system", text)
+        yield Notice(Severity.ERROR, "file system", text)
         return
     if not os.access(folder, os.W_OK | os.X_OK):
         text = f"{folder} must be writable for user {os.getuid()}: see its owner and mode, or give another path"
-        yield Finding(Level.ERROR, "path", text)
+        yield Notice(Severity.ERROR, "path", text)
         return
     if mount.kind in _REMOTE:
         text = f"{where}: not a local drive's; rates and flushes are those of its server or lower layer"
-        yield Finding(Level.WARNING, "file system", text)
+        yield Notice(Severity.WARNING, "file system", text)
         return
-    yield Finding(Level.OK, "file system", where)
+    yield Notice(Severity.OK, "file system", where)
     if path.exists() and not path.is_dir():
         if path.is_file() or path.is_block_device():
             text = f"{path} exists: an optimizer opens a state there with resume=True, and makes none over it"
-            yield Finding(Level.WARNING, "path", text)
+            yield Notice(Severity.WARNING, "path", text)
         else:
             text = f"{path} must be a file or a block device, not a pipe, socket or other device: give another path"
-            yield Finding(Level.ERROR, "path", text)
+            yield Notice(Severity.ERROR, "path", text)
 
 
-def _room(folder: Path, state: State) -> Iterator[Finding]:
+def _room(folder: Path, state: StateSizes) -> Iterator[Notice]:
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
     need = f"the state of {state.params:,} parameters takes {_gb(state.file_bytes)} (two slots)"
     if free < state.file_bytes:
         text = f"{need}, and {_gb(free)} are free: {_gb(state.file_bytes - free)} short; free them or use more drives"
-        yield Finding(Level.ERROR, "room", text)
+        yield Notice(Severity.ERROR, "room", text)
     else:
-        yield Finding(Level.OK, "room", f"{need}; {_gb(free)} are free")
+        yield Notice(Severity.OK, "room", f"{need}; {_gb(free)} are free")
 
 
-def _direct(folder: Path) -> Iterator[Finding]:
+def _direct(folder: Path) -> Iterator[Notice]:
     logical = Mount.of(folder).queue("logical_block_size")
     if logical and int(logical) > BLOCK_BYTES:
         text = f"the drive's blocks must be at most {BLOCK_BYTES} bytes, not {logical}; reformat it (nvme format)"
-        yield Finding(Level.ERROR, "direct I/O", text)
+        yield Notice(Severity.ERROR, "direct I/O", text)
         return
     try:
         with tempfile.TemporaryDirectory(prefix=".nearflash-", dir=folder) as inside:
@@ -187,60 +187,62 @@ def _direct(folder: Path) -> Iterator[Finding]:
                 file.write(0, aligned_buffer(BLOCK_BYTES))
                 file.flush()
     except (NearflashError, OSError) as error:
-        yield Finding(Level.ERROR, "direct I/O", str(error))
+        yield Notice(Severity.ERROR, "direct I/O", str(error))
         return
     blocks = f"the drive's are of {logical}" if logical else "of an unknown drive"
-    yield Finding(Level.OK, "direct I/O", f"O_DIRECT works in blocks of {BLOCK_BYTES} bytes; {blocks}")
+    yield Notice(Severity.OK, "direct I/O", f"O_DIRECT works in blocks of {BLOCK_BYTES} bytes; {blocks}")
 
 
-def _drive(folder: Path) -> Iterator[Finding]:
+def _drive(folder: Path) -> Iterator[Notice]:
     mount = Mount.of(folder)
     cache = mount.queue("write_cache")
     if cache is None:
         text = f"no drive of {mount.source} in {_SYS_BLOCK}: whether a flush reaches the flash is unknown"
-        yield Finding(Level.WARNING, "write cache", text)
+        yield Notice(Severity.WARNING, "write cache", text)
     elif cache == "write back":
-        yield Finding(Level.OK, "write cache", "write back: a step is durable after its flush, which takes time")
+        yield Notice(Severity.OK, "write cache", "write back: a step is durable after its flush, which takes time")
     else:
-        yield Finding(Level.OK, "write cache", f"{cache}: the drive has none, or one that survives a power cut")
+        yield Notice(Severity.OK, "write cache", f"{cache}: the drive has none, or one that survives a power cut")
     if mount.queue("rotational") == "1":
-        yield Finding(Level.WARNING, "drive", "the kernel takes it for a rotating disk (virtual drives often look so)")
+        yield Notice(
+            Severity.WARNING, "drive", "the kernel takes it for a rotating disk (virtual drives often look so)"
+        )
 
 
-def _memlock() -> Iterator[Finding]:
+def _memlock() -> Iterator[Notice]:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY or limit >= MEMLOCK_BYTES:
-        yield Finding(Level.OK, "memlock", "enough memory may be locked for a board or a GPU")
+        yield Notice(Severity.OK, "memlock", "enough memory may be locked for a board or a GPU")
     else:
         text = f"{limit >> 20} MiB may be locked (ulimit -l): enough without a board; with one raise it to "
-        yield Finding(Level.WARNING, "memlock", f"{text}{MEMLOCK_BYTES >> 20} MiB")
+        yield Notice(Severity.WARNING, "memlock", f"{text}{MEMLOCK_BYTES >> 20} MiB")
 
 
-def _rates(folder: Path, state: State) -> Iterator[Finding]:
+def _rates(folder: Path, state: StateSizes) -> Iterator[Notice]:
     size = min(PROBE_BYTES, max(state.file_bytes, 64 << 20))
     try:
         with Probe(folder, size) as probe:
             written, read, both = probe.write(size), probe.read(size), probe.both(size // 2, size // 2)
     except NearflashError as error:
-        yield Finding(Level.ERROR, "rates", str(error))
+        yield Notice(Severity.ERROR, "rates", str(error))
         return
     text = (
         f"{size / read / 1e9:.2f} GB/s read, {size / written / 1e9:.2f} written, {size / both / 1e9:.2f} both at once"
     )
-    yield Finding(Level.OK, "rates", f"{text} (a file of {size >> 20} MiB)")
+    yield Notice(Severity.OK, "rates", f"{text} (a file of {size >> 20} MiB)")
     seconds = 2 * state.step_bytes * both / size
     moved = f"{_gb(state.step_bytes)} read and as many written"
-    yield Finding(Level.OK, "step", f"{moved} in about {seconds:.3g} s, if nothing else is slower")
+    yield Notice(Severity.OK, "step", f"{moved} in about {seconds:.3g} s, if nothing else is slower")
 
 
-def _life(state: State, rated_tb: float | None) -> Iterator[Finding]:
+def _life(state: StateSizes, rated_tb: float | None) -> Iterator[Notice]:
     if rated_tb is None:
         text = f"each step writes {_gb(state.step_bytes)}; give the drive's rated writes (TBW) for how many it takes"
-        yield Finding(Level.OK, "drive life", text)
+        yield Notice(Severity.OK, "drive life", text)
         return
     steps = int(rated_tb * 1e12 / state.step_bytes)
-    level = Level.OK if steps >= DRIVE_LIFE_STEPS else Level.WARNING
-    yield Finding(level, "drive life", f"{steps:,} steps of {_gb(state.step_bytes)} within {rated_tb:g} TB written")
+    level = Severity.OK if steps >= DRIVE_LIFE_STEPS else Severity.WARNING
+    yield Notice(level, "drive life", f"{steps:,} steps of {_gb(state.step_bytes)} within {rated_tb:g} TB written")
 
 
 def _gb(size_bytes: float) -> str:

@@ -14,7 +14,7 @@ from nearflash.boards.open.build import build as build_open
 from nearflash.boards.vendor.package import convert_board, write_package
 from nearflash.boards.vendor.processor import has_processor
 from nearflash.boards.vendor.tools import keep_bitstream, keep_xclbin, run_tools
-from nearflash.device.bitstreams import Board, Manifest, bitstreams_root
+from nearflash.device.bitstreams import Board, BuildManifest, bitstreams_root
 
 __all__ = ["build_board"]
 
@@ -56,7 +56,7 @@ def build_board(board: Board, kernel: str | None = None, *, package_only: bool =
         yield f"{', '.join(design.build.full_name for design in designs)}: in {board.folder}"
 
 
-def _figures(board: Board, made: Manifest) -> str:
+def _figures(board: Board, made: BuildManifest) -> str:
     cells = made.utilisation
     speed = f"{made.fmax_hz / 1e6:.1f} MHz, runs at {made.clock_hz / 1e6:.1f} MHz"
     area = f"{cells.lut} LUT, {cells.ff} FF, {cells.dsp} DSP, {cells.bram36:g} BRAM36"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from nearflash.abi.errors import NearflashError, WaitTimeoutError
 
-__all__ = ["STALLS", "SimulationTimeout", "Stall", "Stalls", "UnexpectedItems", "find_stalls", "waiting_text"]
+__all__ = ["STALLS", "SimulationTimeout", "Stall", "StallPattern", "UnexpectedItems", "find_stalls", "waiting_text"]
 
 
 class SimulationTimeout(WaitTimeoutError):
@@ -52,7 +52,7 @@ class Stall:
 
 
 @dataclass(frozen=True)
-class Stalls:
+class StallPattern:
     """The pattern of all sources (inputs of the component) and of all sinks (its outputs), but for those in `named`."""
 
     source: Stall = Stall()
@@ -68,18 +68,18 @@ class Stalls:
 _HALF, _BURSTY = Stall(50), Stall(50, burst_cycles=8)
 
 #: The patterns that every stream component is tested under.
-STALLS: dict[str, Stalls] = {
-    "none": Stalls(),
-    "source": Stalls(source=_HALF),
-    "sink": Stalls(sink=_HALF),
-    "both": Stalls(_HALF, _HALF),
-    "bursty": Stalls(_BURSTY, _BURSTY),
+STALLS: dict[str, StallPattern] = {
+    "none": StallPattern(),
+    "source": StallPattern(source=_HALF),
+    "sink": StallPattern(sink=_HALF),
+    "both": StallPattern(_HALF, _HALF),
+    "bursty": StallPattern(_BURSTY, _BURSTY),
 }
 
 
-def find_stalls(stalls: str | Stalls) -> Stalls:
+def find_stalls(stalls: str | StallPattern) -> StallPattern:
     """A pattern by its name in STALLS, or the pattern itself. Raises ValueError for an unknown name."""
-    if isinstance(stalls, Stalls):
+    if isinstance(stalls, StallPattern):
         return stalls
     if stalls not in STALLS:
         raise ValueError(f"stalls must be one of {', '.join(STALLS)}, not {stalls!r}")

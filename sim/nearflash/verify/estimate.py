@@ -10,14 +10,14 @@ from pathlib import Path
 
 from nearflash.boards.vendor.kernel import convert_kernel
 from nearflash.device.bitstreams.board import Board, Resources
-from nearflash.device.bitstreams.manifest import Manifest
+from nearflash.device.bitstreams.manifest import BuildManifest
 from nearflash.support.files import PUBLIC_MODE, write_durably
 from nearflash.verify.synth import kernel_resources
 
 __all__ = ["estimate"]
 
 
-def estimate(board: Board, kernel: str) -> Manifest:
+def estimate(board: Board, kernel: str) -> BuildManifest:
     """Synthesise a kernel for a board's family and write its manifest into the board's folder.
 
     Raises ConfigError for a kernel that the board does not have, BitstreamError for one that exceeds the limits: then
@@ -25,7 +25,7 @@ def estimate(board: Board, kernel: str) -> Manifest:
     """
     build = board.build(kernel)
     units = kernel_resources(build, board.family)
-    manifest = Manifest(
+    manifest = BuildManifest(
         board=board.name, config=build.full_name, digest=build.digest, design=convert_kernel(build).digest,
         git=_revision(), tools={name: importlib.metadata.version(name) for name in ("amaranth", "pyosys")}, files={},
         utilisation=Resources(units.lut, units.ff, units.dsp, units.bram36), clock_hz=board.clock_hz, fmax_hz=0,

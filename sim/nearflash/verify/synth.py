@@ -37,7 +37,7 @@ from nearflash.abi.errors import ConfigError
 from nearflash.abi.kernel.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig, config
 from nearflash.abi.registers import FACTOR_BITS
 
-__all__ = ["FAMILIES", "Resources", "command", "kernel_resources", "resources", "run"]
+__all__ = ["FAMILIES", "UnitResources", "command", "kernel_resources", "resources", "run"]
 
 _EXAMPLES = """examples:
   nearflash synth update --family xcup --config smartssd
@@ -60,7 +60,7 @@ _LAST_PARTS = {"RAM32M": "D", "RAM64M": "D", "RAM32M16": "H", "RAM64M8": "H"}
 
 
 @dataclass(frozen=True)
-class Resources:
+class UnitResources:
     """Cells of one unit; logic_depth in LUT levels; `path`, its longest one from register to register."""
 
     lut: int
@@ -181,7 +181,7 @@ def _bits(cell: dict[str, Any], direction: str, *, clocked: bool = True) -> set[
             if isinstance(bit, int)}  # fmt: skip
 
 
-def resources(component: Any, family: str, boxes: str = "") -> Resources:
+def resources(component: Any, family: str, boxes: str = "") -> UnitResources:
     """Synthesise one Amaranth component, without the submodules whose path (`top.a.b`) matches the pattern `boxes`.
 
     Raises ConfigError for an unknown family.
@@ -192,7 +192,7 @@ def resources(component: Any, family: str, boxes: str = "") -> Resources:
     cells = module["cells"]
     levels, path = _longest_path(cells)
     count = Counter(cell["type"] for cell in cells.values())
-    return Resources(
+    return UnitResources(
         lut=sum(_LUTS_PER_CELL.get(kind, 0) * n for kind, n in count.items()),
         ff=sum(n for kind, n in count.items() if kind.startswith("FD")),
         dsp=sum(n for kind, n in count.items() if kind.startswith("DSP48")),
@@ -213,10 +213,10 @@ class _Kernel:
     count: int
 
 
-def _with_parts(rest: Resources, part: Resources, count: int) -> Resources:
+def _with_parts(rest: UnitResources, part: UnitResources, count: int) -> UnitResources:
     """A kernel from its `rest` and one of its `count` equal parts."""
     slowest = max(rest, part, key=lambda one: one.logic_depth)
-    return Resources(
+    return UnitResources(
         **{name: getattr(rest, name) + count * getattr(part, name) for name in ("lut", "ff", "dsp", "bram36")},
         logic_depth=slowest.logic_depth,
         path=slowest.path,
@@ -308,7 +308,7 @@ def _units(build: KernelConfig) -> _Kernel:
     return _update(build)
 
 
-def kernel_resources(build: KernelConfig, family: str) -> Resources:
+def kernel_resources(build: KernelConfig, family: str) -> UnitResources:
     """Resources of a whole kernel: of its equal parts once, of the rest, added up. Raises ConfigError as `run`."""
     made = _units(build)
     part = resources(made.units[made.part](), family)
@@ -332,7 +332,7 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
         yield _row(build, family, unit, cells)
 
 
-def _row(build: KernelConfig, family: str, unit: str, found: Resources) -> dict[str, Any]:
+def _row(build: KernelConfig, family: str, unit: str, found: UnitResources) -> dict[str, Any]:
     prefix = "" if unit == "total" else "unit_"
     cells = {f"{prefix}{name}": getattr(found, name) for name in ("lut", "ff", "dsp", "bram36")}
     return {"bench": "synth", "config": build.full_name, "digest": build.digest, "family": family, "unit": unit,

@@ -5,14 +5,14 @@ import pytest
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.kernel.config import config
 from nearflash.device.bitstreams import bitstreams_root, boards, load_board
-from nearflash.device.bitstreams.board import FLOWS, Limits, Memory, Resources
+from nearflash.device.bitstreams.board import FLOWS, Limits, PortMemory, Resources
 
 
 def test_a_board_has_what_its_file_states(desk):
     board = load_board("desk")
     assert (board.name, board.part, board.family, board.flow) == ("desk", "xc7z020clg400-1", "xc7", "open")
     assert (board.backend, board.platform, board.clock_hz) == ("pynq", "none", 50_000_000)
-    assert board.memory == Memory(0, 4096, 1000)
+    assert board.memory == PortMemory(0, 4096, 1000)
     assert board.resources == Resources(100, 200, 3, 4.5)
     assert board.limits == {"update": Limits(50, 60, 2, 1, 40_000_000)}
     assert board.sources == ("a data sheet",)

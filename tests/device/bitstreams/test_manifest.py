@@ -7,19 +7,19 @@ import pytest
 
 from nearflash.abi.errors import BitstreamError, ConfigError, DigestError
 from nearflash.abi.kernel.config import config
-from nearflash.device.bitstreams import Manifest, load_board, load_manifest
+from nearflash.device.bitstreams import BuildManifest, load_board, load_manifest
 from nearflash.device.bitstreams.board import Limits, Resources
 from nearflash.device.bitstreams.manifest import sha256
 from nearflash.verify.fixtures.built import make_files
 
 
 @pytest.fixture
-def manifest(desk) -> Manifest:
+def manifest(desk) -> BuildManifest:
     """A manifest and its two files, written beside the board."""
     files = make_files(load_board("desk"), "update", "5" * 64)
     for name, content in files.items():
         (desk / name).write_bytes(content)
-    made = Manifest(
+    made = BuildManifest(
         board="desk", config="update-tiny", digest=config("update-tiny").digest, design="5" * 64, git="6" * 40,
         tools={"yosys": "0.70"}, files={name: sha256(desk / name) for name in files},
         utilisation=Resources(40, 50, 2, 0.5), clock_hz=40_000_000, fmax_hz=41_500_000,

@@ -7,7 +7,7 @@ import pytest
 from nearflash.abi.errors import PlanError
 from nearflash.explore.studies.dse import engine_builds, kvnand_best, kvnand_grid
 from nearflash.explore.systems.kvnand import QUANTS
-from nearflash.explore.systems.nearflash import Attended
+from nearflash.explore.systems.nearflash import MeasuredHeads
 from nearflash.explore.tables import read_part
 
 FIVE = ("opt-30b", "llama2-7b", "llama3.1-8b", "llama3.1-70b", "mixtral-8x7b")
@@ -93,7 +93,7 @@ def test_builds_that_do_not_fit(builds):
 )
 def test_the_closed_form_beside_the_simulated_engine(builds, part, drive, within):
     """At 4,096 tokens; index pages of 16 KB are read by codeword, which the form does not count."""
-    measured = read_part(Attended, part)
+    measured = read_part(MeasuredHeads, part)
     expected = measured.clock_hz / measured.cycles(4096)
     found = next(
         row for row in builds
@@ -127,7 +127,7 @@ def test_heads_that_cannot_be(given):
 
 
 def test_unknown_boards_and_drives():
-    with pytest.raises(PlanError, match="Board must be one of ku15p, zu17eg, zynq7045, not 'vu9p'"):
+    with pytest.raises(PlanError, match="board must be one of ku15p, zu17eg, zynq7045, not 'vu9p'"):
         engine_builds("vu9p")
-    with pytest.raises(PlanError, match="Ssd must be one of"):
+    with pytest.raises(PlanError, match="ssd must be one of"):
         engine_builds(drives=["floppy"])

@@ -4,7 +4,7 @@ import pytest
 from nearflash.gateware.nand.checker import CodewordChecker
 from nearflash.model.nand.codeword import Checked, decode, raw_codewords
 from nearflash.sim.pysim.harness import run_streams, transfer_cycles
-from nearflash.sim.stalls import STALLS, Stall, Stalls
+from nearflash.sim.stalls import STALLS, Stall, StallPattern
 from nearflash.sim.verilator.ports import words_from_integers
 
 BITS = 8 * 550
@@ -57,7 +57,7 @@ def compare(words, page, failed) -> None:
     np.testing.assert_array_equal(data[good], mine[good])
 
 
-@pytest.mark.parametrize("stalls", [*STALLS, Stalls(sink=Stall(95, burst_cycles=400))])
+@pytest.mark.parametrize("stalls", [*STALLS, StallPattern(sink=Stall(95, burst_cycles=400))])
 def test_errors_of_every_kind(channels_unit, make_page, stalls):
     """0 to 20 errors, scattered, in CRC and parity, in bursts, in the pad; on two channels at once."""
     rng = np.random.default_rng(5)

@@ -5,7 +5,7 @@ from amaranth.lib import data
 
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
-from nearflash.sim.stalls import STALLS, Stall, Stalls
+from nearflash.sim.stalls import STALLS, Stall, StallPattern
 
 ITEMS = [random.Random(2).getrandbits(16) for _ in range(200)]
 MEMORIES = ("distributed", "block")
@@ -31,7 +31,7 @@ def test_latency(memory):
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_holds_exactly_depth_items(memory):
-    late = Stalls(sink=Stall(99, burst_cycles=200))
+    late = StallPattern(sink=Stall(99, burst_cycles=200))
     cycles = transfer_cycles(StreamQueue(8, 8, memory=memory), {"i": list(range(20))}, {"o": 20}, stalls=late, seed=3)
     held = [sum(i < now for i in cycles["i"]) - out for out, now in enumerate(cycles["o"])]
     assert max(held) == 8

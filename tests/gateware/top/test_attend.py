@@ -10,7 +10,7 @@ from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.kernel.config import attend_config
 from nearflash.device.drivers.attend import attend
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.vectors import differences
 from nearflash.sim.verilator.device import VerilatorDevice
@@ -37,13 +37,13 @@ def device():
 
 def settings(mode, dim=64, **options):
     common = {"score_dims": dim // 4, "top_k": 4, "local_window": 2, "group_tokens": 16, "block_tokens": 64}
-    return Settings(mode, dim, SCALE, **(common | options))
+    return HeadSettings(mode, dim, SCALE, **(common | options))
 
 
 #: Name -> settings, S, g.
 HEADS = {
-    "dense": (Settings(Mode.DENSE | Mode.REFERENCE, 64, SCALE, reference=(3,)), 70, 1),
-    "dense, group": (Settings(Mode.DENSE | Mode.REFERENCE, 128, SCALE, reference=(12,) * 8), 33, 8),
+    "dense": (HeadSettings(Mode.DENSE | Mode.REFERENCE, 64, SCALE, reference=(3,)), 70, 1),
+    "dense, group": (HeadSettings(Mode.DENSE | Mode.REFERENCE, 128, SCALE, reference=(12,) * 8), 33, 8),
     "one token": (settings(PAGE, top_k=1, local_window=1), 1, 2),
     "tail only": (settings(PAGE), 63, 3),
     "pages, fp16 index": (settings(PAGE), 300, 2),
@@ -108,7 +108,7 @@ def test_counters_count_the_pages_of_the_heads(device) -> None:
 
 
 def test_a_wrong_reference_is_told_and_the_right_one_helps(device) -> None:
-    low, high = ((Settings(Mode.DENSE | Mode.REFERENCE, 64, SCALE, reference=(r,)), 40, 1) for r in (60, -60))
+    low, high = ((HeadSettings(Mode.DENSE | Mode.REFERENCE, 64, SCALE, reference=(r,)), 40, 1) for r in (60, -60))
     heads = [random_vector(*low, seed=1), random_vector(*high, seed=2)]
     done, wrong = run(device, heads, nand=True)
     assert not wrong

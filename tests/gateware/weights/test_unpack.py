@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nearflash.gateware.weights.unpack import Unpack
+from nearflash.gateware.weights.unpack import FieldUnpack
 from nearflash.model.weights.fields import join_fields
 from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
 from nearflash.sim.stalls import STALLS
@@ -12,7 +12,7 @@ COUNTS = (32, 1, 0, 5, 17, 64, 3, 0, 4, 9)
 
 
 def component():
-    return Unpack(WIDTH, PORT_BITS, SIZES, lane_bits=LANE_BITS, count_bits=8)
+    return FieldUnpack(WIDTH, PORT_BITS, SIZES, lane_bits=LANE_BITS, count_bits=8)
 
 
 def case(bits):
@@ -45,9 +45,9 @@ def test_a_group_a_cycle():
 
 
 def test_latency():
-    assert measure_latency(component(), {"i_count": [4], "i": [1]}, hold={"size": 2}) == Unpack.LATENCY
+    assert measure_latency(component(), {"i_count": [4], "i": [1]}, hold={"size": 2}) == FieldUnpack.LATENCY
 
 
 def test_messages():
     with pytest.raises(ValueError, match="port_bits must be at least 64, a group, not 32"):
-        Unpack(4, 32, (4, 16), lane_bits=16, count_bits=8)
+        FieldUnpack(4, 32, (4, 16), lane_bits=16, count_bits=8)

@@ -20,7 +20,7 @@ from nearflash.inference.sparse.index import index_keys
 from nearflash.inference.sparse.traffic import dense_bytes, flash_reads
 from nearflash.model.attention.head import attend_repeated
 from nearflash.model.attention.memory.index import quantise
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.memory.traffic import traffic
 
 FP16, INT8, INT4 = IndexFormat
@@ -38,7 +38,7 @@ POLICIES = {
 def model_settings(policy, tokens, dim, layout):
     """What the model takes, from the descriptor's fields."""
     made = policy.descriptor(PageTag(0, 0, 0), dim, tokens, 2, layout, reference=(4, 4) * (policy.mode == "dense"))
-    return Settings(
+    return HeadSettings(
         Mode(made.mode), dim, LOG2E / dim**0.5, made.score_dims, made.top_k, made.local_window, made.top_p,
         made.group_tokens, made.interleaved, made.block_tokens, made.index_format, made.page_bytes, made.reference,
     )  # fmt: skip

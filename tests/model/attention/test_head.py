@@ -18,7 +18,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.model.attention.head import attend, attend_repeated
 from nearflash.model.attention.memory.index import quantise
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 
 LOG2E = 1.4426950408889634
 PAGE = Mode.PAGE | Mode.PROBABILITY
@@ -27,12 +27,12 @@ FP16, INT8, INT4 = IndexFormat
 
 def settings(dim=64, **kinds):
     defaults = dict(mode=Mode(0), score_dims=dim // 4, top_k=64, local_window=16, block_tokens=256)
-    return Settings(dim=dim, scale=LOG2E / dim**0.5, **{**defaults, **kinds})
+    return HeadSettings(dim=dim, scale=LOG2E / dim**0.5, **{**defaults, **kinds})
 
 
 def dense(dim, group, reference=8):
     reference = reference if isinstance(reference, tuple) else (reference,) * group
-    return Settings(Mode.DENSE | Mode.REFERENCE, dim, LOG2E / dim**0.5, reference=reference)
+    return HeadSettings(Mode.DENSE | Mode.REFERENCE, dim, LOG2E / dim**0.5, reference=reference)
 
 
 def assert_near(result, reference, head, log2_bound=-9.5):

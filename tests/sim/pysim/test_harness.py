@@ -8,7 +8,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.pysim.harness import measure_latency, run_streams, transfer_cycles
-from nearflash.sim.stalls import STALLS, SimulationTimeout, Stall, Stalls, UnexpectedItems
+from nearflash.sim.stalls import STALLS, SimulationTimeout, Stall, StallPattern, UnexpectedItems
 
 PAIR = data.StructLayout({"a": 8, "b": 4})
 
@@ -84,7 +84,7 @@ def test_a_lost_item_is_named():
 
 
 def test_a_sink_that_never_takes_is_named():
-    blocked = Stalls(sink=Stall(100))
+    blocked = StallPattern(sink=Stall(100))
     text = "o waits for data: 0 of 40 received; i waits for ready: 1 of 40 sent"
     with pytest.raises(SimulationTimeout, match=text):
         run_streams(Swap(), {"i": ITEMS}, {"o": 40}, stalls=blocked, timeout_cycles=50)

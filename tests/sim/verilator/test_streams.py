@@ -7,7 +7,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.pysim.harness import run_streams
-from nearflash.sim.stalls import STALLS, SimulationTimeout, Stall, Stalls, UnexpectedItems
+from nearflash.sim.stalls import STALLS, SimulationTimeout, Stall, StallPattern, UnexpectedItems
 from nearflash.sim.verilator.ports import integers_from_words, words_from_integers
 from nearflash.sim.verilator.streams import StreamUnit
 
@@ -81,7 +81,7 @@ def test_stalls_cost_cycles(sums):
     items = {"i_a": np.zeros(1000, int), "i_b": np.zeros(1000, int)}
     cycles = {}
     for percent in (0, 50, 90):
-        sums.run(items, {"o_sum": 1000, "o_wide": 1000}, stalls=Stalls(source=Stall(percent)))
+        sums.run(items, {"o_sum": 1000, "o_wide": 1000}, stalls=StallPattern(source=Stall(percent)))
         cycles[percent] = sums.cycles
     assert cycles[0] == 1000 + 1 + 16
     # Both inputs must be there: the wait for the later of two geometric draws.
@@ -98,7 +98,7 @@ def test_a_new_model_has_forgotten_the_old_ones_memory():
 
 def test_one_stream_may_stall_alone(sums):
     items = {"i_a": np.zeros(1000, int), "i_b": np.zeros(1000, int)}
-    late = Stalls(named={"i_b": Stall(50)})
+    late = StallPattern(named={"i_b": Stall(50)})
     sums.run(items, {"o_sum": 1000, "o_wide": 1000}, stalls=late)
     assert sums.cycles == pytest.approx(2000, rel=0.05)
     pysim = run_streams(Sums(), {"i_a": [1] * 40, "i_b": [2] * 40}, {"o_sum": 40, "o_wide": 40}, stalls=late)

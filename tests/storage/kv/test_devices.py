@@ -10,7 +10,7 @@ from nearflash.abi.kernel.config import attend_config
 from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.attend import Head, attend
 from nearflash.model.attention import head as model
-from nearflash.model.attention.memory.settings import Addresses, Settings
+from nearflash.model.attention.memory.settings import Addresses, HeadSettings
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
@@ -39,8 +39,9 @@ def memory(device, layout):
 @pytest.mark.parametrize("flash_of", [memory, nand])
 def test_heads_from_a_store_are_the_models(device, draw, flash_of, interleaved):
     layout = KvLayout(16, interleaved, 32, IndexFormat.INT4, 4096)
-    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.25, score_dims=12, top_k=3, local_window=4, group_tokens=16,
-                        interleaved=interleaved, block_tokens=32, index_format=IndexFormat.INT4)  # fmt: skip
+    settings = HeadSettings(Mode.PAGE | Mode.PROBABILITY, 32, 0.25, score_dims=12, top_k=3, local_window=4,
+                            group_tokens=16, interleaved=interleaved, block_tokens=32,
+                            index_format=IndexFormat.INT4)  # fmt: skip
     rng = np.random.default_rng(5)
     with KvStore(flash_of(device, layout), SHAPE, layout, read_limit=10) as store:
         values = {}

@@ -8,7 +8,7 @@ from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.memory.image import head_image
 from nearflash.model.attention.memory.placement import MemoryStore
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.storage.flash.page import PageWrites, seal_codewords
 from nearflash.storage.kv import KvShape
 from nearflash.storage.kv.index import index_rows
@@ -29,7 +29,7 @@ def test_pages_are_the_models(make_store, draw, dim, n, interleaved, block, form
     shape, tokens = KvShape(2, 2, dim), 2 * block
     k, v = draw([dim, n], tokens, shape)
     k[0, :, 1], k[1, 3, 2], k[1, 4, 2] = -0.0, np.inf, np.nan  # a row without range, and rows that are not finite
-    settings = Settings(
+    settings = HeadSettings(
         Mode(0), dim, 1.0, dim // 4, tokens, group_tokens=n, interleaved=interleaved, block_tokens=block,
         index_format=form, page_bytes=page_bytes,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 
 from nearflash.abi.errors import StateError
 from nearflash.training import NearStorageAdamW, NearStorageSGD
-from nearflash.training.checks import BEHAVIOURS, Row, compare
+from nearflash.training.checks import BEHAVIOURS, BehaviourResult, compare
 from nearflash.training.integrations.ranks import RankedOptimizer
 
 KINDS = {
@@ -49,7 +49,7 @@ def test_each_behaviour(tmp_path, kind):
     def make(params):
         return mine(params, path=tmp_path / str(next(numbers)), extent_params=1024, **(shared | options))
 
-    rows = [Row(text, *compare(text, make, lambda params: theirs(params, **shared))) for text in BEHAVIOURS]
+    rows = [BehaviourResult(text, *compare(text, make, lambda params: theirs(params, **shared))) for text in BEHAVIOURS]
     assert [row for row in rows if row.outcome == "differs"] == []
     assert {row.behaviour for row in rows if row.outcome == "rejected"} == REJECTED
 

@@ -12,7 +12,7 @@ import torch
 from nearflash import training
 from nearflash.storage.state.manifest import EXTENT_PARAMS
 from nearflash.training.gradients.compression import TopK
-from nearflash.training.step.settings import CACHED_EXTENT_PARAMS, TORCH_FLAGS, Options, Settings
+from nearflash.training.step.settings import CACHED_EXTENT_PARAMS, TORCH_FLAGS, Options, StepSettings
 
 KINDS = ["NearStorageAdam", "NearStorageAdamW", "NearStorageSGD", "NearStorageAdagrad", "NearStorageLion"]
 GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "optimizers.md"
@@ -30,12 +30,12 @@ GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "optimizers.md"
     ],
 )
 def test_extents_are_small_where_the_drive_sets_the_pace_by_default(tmp_path, given, params):
-    assert Settings(path=tmp_path, **given).new_extent_params == params
+    assert StepSettings(path=tmp_path, **given).new_extent_params == params
 
 
 def test_options_are_the_fields_of_settings():
     """The names and types that editors and type checkers see are those that are checked at run time."""
-    declared, checked = typing.get_type_hints(Options), typing.get_type_hints(Settings)
+    declared, checked = typing.get_type_hints(Options), typing.get_type_hints(StepSettings)
     assert {name: kind for name, kind in declared.items() if name not in TORCH_FLAGS} == checked
     assert set(declared) == {*checked, *TORCH_FLAGS} and Options.__required_keys__ == {"path"}
 
@@ -45,7 +45,7 @@ def test_help_lists_every_option(name):
     kind = getattr(training, name)
     parameters = inspect.signature(kind).parameters
     assert not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(StepSettings):
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
         assert (
             parameters[field.name].default == default and parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
@@ -73,7 +73,7 @@ def table():
     """The options as the guide shows them."""
     yield "| option | default | meaning |"
     yield "|---|---|---|"
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(StepSettings):
         default = field.default
         shown = (
             "required"

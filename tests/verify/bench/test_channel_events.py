@@ -4,7 +4,7 @@ import pytest
 
 from nearflash.sim.nand.parts import nand_part
 from nearflash.verify.bench.channel_events import IndexQueue, Server, Walker
-from nearflash.verify.fixtures.nand_channel import Channel, ChannelTiming, Clock, Request
+from nearflash.verify.fixtures.nand_channel import ChannelEvents, ChannelTiming, EventClock, Request
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def timing():
 
 
 def test_a_server_takes_one_at_a_time():
-    clock, ends = Clock(), []
+    clock, ends = EventClock(), []
     server = Server(clock)
     assert server.serve(10, lambda: ends.append(clock.now)) == 0
     assert server.serve(5, lambda: ends.append(clock.now)) == 10
@@ -23,8 +23,8 @@ def test_a_server_takes_one_at_a_time():
 
 
 def test_a_block_that_waits_for_its_buffer_holds_back_no_other_channel(timing):
-    clock, ends = Clock(), []
-    channels = [Channel(clock, timing, luns=4) for _ in range(2)]
+    clock, ends = EventClock(), []
+    channels = [ChannelEvents(clock, timing, luns=4) for _ in range(2)]
     queues = [IndexQueue(channel, buffers=1) for channel in channels]
     steps = [(0, 0, True), (0, 1, False), (0, 2, True), (1, 0, True)]  # channel, lun, first of its block
     requests = [
@@ -39,8 +39,8 @@ def test_a_block_that_waits_for_its_buffer_holds_back_no_other_channel(timing):
 
 
 def test_a_walker_waits_for_a_place_in_the_queue_and_the_queue_for_one_in_the_channel(timing):
-    clock, ends, walked = Clock(), [], []
-    queue = IndexQueue(Channel(clock, timing, luns=4), buffers=1)
+    clock, ends, walked = EventClock(), [], []
+    queue = IndexQueue(ChannelEvents(clock, timing, luns=4), buffers=1)
     requests = [Request(0, i % 4, 1, done=lambda: ends.append(clock.now), initial=i == 0) for i in range(150)]
     Walker(clock, [queue]).walk([(1, request) for request in requests], lambda: walked.append(clock.now))
     clock.run()

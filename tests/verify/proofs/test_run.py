@@ -11,9 +11,9 @@ from nearflash.gateware.gradients.tiles import TileCheck
 from nearflash.gateware.gradients.values import ValueRows
 from nearflash.gateware.weights.bitmap import BitmapExpander
 from nearflash.gateware.weights.matrix import Part
-from nearflash.gateware.weights.pack import Pack
+from nearflash.gateware.weights.pack import LanePack
 from nearflash.gateware.weights.popcount import Popcount
-from nearflash.gateware.weights.unpack import Unpack
+from nearflash.gateware.weights.unpack import FieldUnpack
 from nearflash.verify.proofs.proof import Proof
 from nearflash.verify.proofs.run import run, run_proof
 from nearflash.verify.units.bus import read
@@ -177,7 +177,7 @@ def test_half_a_row_fails(tmp_path):
     assert "a_row_for_four_values" in failed
 
 
-class Overwriting(Pack):
+class Overwriting(LanePack):
     """Seeded bug: a group is taken while a word waits."""
 
     def elaborate(self, platform):
@@ -191,7 +191,7 @@ def test_a_word_that_is_overwritten_fails(tmp_path):
     assert failed & {"takes_a_group_when_there_is_room", "o_payload_stable_until_ready"}
 
 
-class Greedy(Unpack):
+class Greedy(FieldUnpack):
     """Seeded bug: the word stays where a count ends within it, and the next count begins there."""
 
     def elaborate(self, platform):

@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option
-from nearflash.training.preflight import Level, State, preflight
+from nearflash.training.preflight import Severity, StateSizes, preflight
 
 __all__ = ["run"]
 
@@ -83,8 +83,8 @@ def run(
 
 def _folder(folder: Path, params: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for finding in preflight(folder, State(params), measure=False):
-        if finding.level is Level.ERROR:
+    for finding in preflight(folder, StateSizes(params), measure=False):
+        if finding.level is Severity.ERROR:
             raise CommandError(f"path of the bench ({folder}): {finding.subject}: {finding.text}")
     return folder
 

@@ -11,7 +11,7 @@ from nearflash.abi.errors import ConfigError
 from nearflash.abi.kernel.config import KernelConfig, config
 from nearflash.support.tables import TableReader, read_toml
 
-__all__ = ["FLOWS", "Board", "Limits", "Memory", "Resources", "Routing", "bitstreams_root", "boards", "load_board"]
+__all__ = ["FLOWS", "Board", "Limits", "PortMemory", "Resources", "Routing", "bitstreams_root", "boards", "load_board"]
 
 FLOWS = {
     "open": "yosys, nextpnr and our own frames: a bitstream without vendor tools",
@@ -24,7 +24,7 @@ _FORMAT, _VERSION = "nearflash board", 1
 
 
 @dataclass(frozen=True)
-class Memory:
+class PortMemory:
     """Memory that the kernels' ports reach."""
 
     base_address: int
@@ -92,7 +92,7 @@ class Board:
     """Clock that builds aim at, Hz."""
     kernels: tuple[str, ...]
     """Build configurations that the board has, by full name."""
-    memory: Memory
+    memory: PortMemory
     resources: Resources
     sources: tuple[str, ...]
     """Documents that the figures are from."""

@@ -18,7 +18,7 @@ from nearflash.device.bitstreams.contents import check_bit, check_handoff, check
 from nearflash.device.bitstreams.header import Label
 from nearflash.support.tables import TableReader, read_json
 
-__all__ = ["EVIDENCE", "Manifest", "load_manifest", "sha256"]
+__all__ = ["EVIDENCE", "BuildManifest", "load_manifest", "sha256"]
 
 EVIDENCE = ("simulated", "synthesised", "routed", "ran on silicon")
 """Levels, from weak to strong: nothing is stated above the level that was reached."""
@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Manifest:
+class BuildManifest:
     """Description of one build of a kernel for a board. Raises BitstreamError for an entry that cannot be."""
 
     board: str
@@ -146,7 +146,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_manifest(board: Board, kernel: str) -> Manifest:
+def load_manifest(board: Board, kernel: str) -> BuildManifest:
     """The manifest of a board's kernel, its files unchecked.
 
     Raises ConfigError for a kernel that the board does not have, BitstreamError for a manifest that is missing (it
@@ -156,7 +156,7 @@ def load_manifest(board: Board, kernel: str) -> Manifest:
     path = board.folder / f"{kernel}.json"
     if not path.exists():
         raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={board.name} KERNEL={kernel}`")
-    manifest = TableReader(BitstreamError, rule).parse(Manifest, read_json(path, BitstreamError), f"{path}: manifest")
+    manifest = TableReader(BitstreamError, rule).parse(BuildManifest, read_json(path, BitstreamError), f"{path}: manifest")
     if (manifest.board, manifest.config) != (board.name, build.full_name):
         stated = f"{manifest.config} for {manifest.board}"
         raise BitstreamError(f"{path} must be of {build.full_name} for {board.name}, not of {stated}")

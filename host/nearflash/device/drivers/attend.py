@@ -23,7 +23,7 @@ from nearflash.abi.kernel.commands import Completion
 from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Buffer, Device
 
-__all__ = ["Attended", "Head", "HeadOutput", "PlacedBatch", "attend", "most_contexts"]
+__all__ = ["AttendResult", "Head", "HeadOutput", "PlacedBatch", "attend", "most_contexts"]
 
 _ALIGNMENT_BYTES = 8
 
@@ -68,7 +68,7 @@ class HeadOutput:
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttendResult:
     """Outputs in the order of the heads, and the counters of each start of the kernel."""
 
     heads: tuple[HeadOutput, ...]
@@ -83,7 +83,7 @@ def attend(
     watchdog_cycles: int = 0,
     repeats: int = 2,
     timeout_s: float = 600.0,
-) -> Attended:
+) -> AttendResult:
     """Compute all heads; those of which only the reference was wrong again with the right one, at most `repeats` times.
 
     `contexts` is the number of heads in flight (default: the build's). A fault of a head is in its output and touches
@@ -111,7 +111,7 @@ def attend(
             for index, result in results.items()
             if again and result.completion.faults and not result.completion.faults & ~REFERENCE_FAULTS
         }
-    return Attended(tuple(ended[index] for index in range(len(heads))), tuple(batches))
+    return AttendResult(tuple(ended[index] for index in range(len(heads))), tuple(batches))
 
 
 def most_contexts(config: AttendConfig, heads: Sequence[Head]) -> int:

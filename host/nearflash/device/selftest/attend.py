@@ -17,7 +17,7 @@ from nearflash.device.base import Buffer, Device
 from nearflash.device.drivers.attend import Head, attend, most_contexts
 from nearflash.device.selftest.comparison import Comparison
 from nearflash.model.attention.memory.image import PageImage, head_image, image_bytes
-from nearflash.model.attention.memory.placement import MemoryStore, Store
+from nearflash.model.attention.memory.placement import MemoryStore, PageStore
 from nearflash.model.attention.memory.settings import Addresses
 from nearflash.model.attention.random_vectors import MODES, random_mode_vector
 from nearflash.model.attention.vectors import TestVector
@@ -30,7 +30,7 @@ _SHAPES = ((64, 1), (80, 2), (128, 4))
 
 @contextmanager
 def place_heads(
-    device: Device, vectors: Iterable[TestVector], flash: Store | None = None, *, turn: int = 0
+    device: Device, vectors: Iterable[TestVector], flash: PageStore | None = None, *, turn: int = 0
 ) -> Iterator[tuple[list[Head], list[PageImage]]]:
     """Put the pages of heads in the device's memory; with `flash` only the last group, where it is not full.
 

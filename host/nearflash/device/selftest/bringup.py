@@ -17,7 +17,7 @@ from nearflash.device.base import Buffer, Device
 from nearflash.device.registers import RegisterDevice
 from nearflash.device.selftest.run import compare
 
-__all__ = ["STAGES", "Stage", "bring_up"]
+__all__ = ["STAGES", "StageResult", "bring_up"]
 
 _PATTERNS = (0xAAAA_AAAA, 0x5555_5555, 0xFFFF_FFFF, 0)
 _DMA_BYTES = (1, 4096, 4097, 1 << 16)
@@ -25,7 +25,7 @@ _BANDWIDTH_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageResult:
     """Result of a stage."""
 
     name: str
@@ -34,7 +34,9 @@ class Stage:
     """What was seen; where the stage failed, what to check."""
 
 
-def bring_up(device: Device, bare: Device, *, params: int, tokens: int, columns: int, seed: int) -> Iterator[Stage]:
+def bring_up(
+    device: Device, bare: Device, *, params: int, tokens: int, columns: int, seed: int
+) -> Iterator[StageResult]:
     """The stages of STAGES in order, up to the first that fails; registers where `bare` has them.
 
     bare: the device, or the one that is recorded, whose registers no transcript holds. params, tokens, columns: size of
@@ -50,7 +52,7 @@ def bring_up(device: Device, bare: Device, *, params: int, tokens: int, columns:
             raise
         except NearflashError as error:
             result, passed = f"{error}; check {advice}", False
-        yield Stage(name, passed, result)
+        yield StageResult(name, passed, result)
         if not passed:
             return
 

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.ssd import Ssd
-from nearflash.explore.systems.instinfer import Selection
+from nearflash.explore.systems.instinfer import KvShare
 from nearflash.explore.systems.kvnand import Arrangement, Decode, Die, decode_step, splits
 from nearflash.explore.tables import read_part
 from nearflash.explore.wear import Price, years
 
-__all__ = ["Board", "Synthesis", "engine_builds", "kvnand_best", "kvnand_grid"]
+__all__ = ["FpgaBoard", "Synthesis", "engine_builds", "kvnand_best", "kvnand_grid"]
 
 _CONTEXT_CYCLES = 2300
 """Of a head that no other of its phases overlap: prepare, selection, finish (attention.md, section 4)."""
@@ -62,8 +63,10 @@ def kvnand_best(rows: Sequence[dict[str, object]]) -> dict[tuple[object, ...], d
 
 
 @dataclass(frozen=True)
-class Board:
+class FpgaBoard:
     """Resources of a device."""
+
+    FILE: ClassVar[str] = "board"
 
     source: str
     lut_count: int
@@ -103,7 +106,7 @@ def engine_builds(
     """
     if min(tokens, dim, group) < 1:
         raise PlanError(f"tokens, dim and group must be 1 at least, not {tokens}, {dim}, {group}")
-    limits, cost = read_part(Board, board), read_part(Synthesis, "attend")
+    limits, cost = read_part(FpgaBoard, board), read_part(Synthesis, "attend")
     axes = ([2, 4, 8, 16], [1, 2, 4, 8], [4, 8, 16, 32, 64], [200e6, 250e6, 285e6, 300e6])
     channels, heads, contexts, clock = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
     more = channels * (heads - cost.heads_per_beat_count)
@@ -114,7 +117,7 @@ def engine_builds(
     rows: list[dict[str, object]] = []
     for drive in drives:
         for mode in modes:
-            rate = _heads_per_s(read_part(Ssd, drive), read_part(Selection, mode), (tokens, dim, group),
+            rate = _heads_per_s(read_part(Ssd, drive), read_part(KvShare, mode), (tokens, dim, group),
                                 channels, heads, contexts, clock)  # fmt: skip
             rows += [
                 {"board": board, "drive": drive, "mode": mode, "channels": int(c), "heads_per_beat": int(h),
@@ -127,7 +130,7 @@ def engine_builds(
 
 
 def _heads_per_s(
-    drive: Ssd, mode: Selection, load: tuple[int, int, int], channels: np.ndarray, heads: np.ndarray,
+    drive: Ssd, mode: KvShare, load: tuple[int, int, int], channels: np.ndarray, heads: np.ndarray,
     contexts: np.ndarray, clock: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     tokens, dim, group = load

@@ -10,6 +10,7 @@ Source: InstInfer (arXiv 2409.04992); selection shares of pages: attention.md, s
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.outcome import Outcome
@@ -17,7 +18,7 @@ from nearflash.explore.processors import Gpu, Runtime
 from nearflash.explore.shapes import Decoder, decoder
 from nearflash.explore.tables import read_part
 
-__all__ = ["Csd", "Selection", "Serving", "instinfer_step", "instinfer_throughput"]
+__all__ = ["Csd", "KvShare", "Serving", "instinfer_step", "instinfer_throughput"]
 
 
 _ASSUMPTIONS = (
@@ -53,13 +54,15 @@ class Csd:
 
 
 @dataclass(frozen=True)
-class Selection:
+class KvShare:
     """Which share of the KV an attention reads and multiplies, of dense.
 
     token, index: of token pages, and of index pages, which have so many bits an element and cover blocks of tokens.
     interleaved: a token page has K and V. qk, pv: multiplications. keys: approximate scores selected from, a token;
     copies: bytes kept, of one copy of K and V.
     """
+
+    FILE: ClassVar[str] = "selection"
 
     source: str
     token_fraction: float
@@ -136,7 +139,7 @@ def instinfer_step(
     """An average decode step of the whole batch, on so many drives. Raises PlanError for none."""
     if csds < 1:
         raise PlanError(f"csds must be 1 at least, not {csds}")
-    drive, chosen = csd or read_part(Csd, "instinfer"), read_part(Selection, selection)
+    drive, chosen = csd or read_part(Csd, "instinfer"), read_part(KvShare, selection)
     shape, part = serving.shape, read_part(Gpu, gpu)
     runtime = read_part(Runtime, "flexgen")
     # Heads are what drives divide: one with more of them than the others is the last to finish.

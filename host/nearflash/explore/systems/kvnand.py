@@ -18,7 +18,7 @@ from functools import cache
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.energy import Energy
-from nearflash.explore.links import Memory
+from nearflash.explore.links import DramMemory
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.processors import Npu
 from nearflash.explore.shapes import Decoder, decoder
@@ -137,13 +137,13 @@ class Decode:
 class _Parts:
     die: Die
     npu: Npu
-    dram: Memory
+    dram: DramMemory
     energy: Energy
 
 
 @cache
 def _parts_of(_changes: object) -> _Parts:
-    return _Parts(read_part(Die, "kvnand"), read_part(Npu, "kvnand"), read_part(Memory, "lpddr5x"),
+    return _Parts(read_part(Die, "kvnand"), read_part(Npu, "kvnand"), read_part(DramMemory, "lpddr5x"),
                   read_part(Energy, "flash-and-dram"))  # fmt: skip
 
 

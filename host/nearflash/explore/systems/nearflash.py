@@ -8,18 +8,21 @@ half of the batch is on the GPU while the drives attend for the other half.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
 from nearflash.explore.tables import read_part
 
-__all__ = ["Attended", "sparf_page_step"]
+__all__ = ["MeasuredHeads", "sparf_page_step"]
 
 
 @dataclass(frozen=True)
-class Attended:
+class MeasuredHeads:
     """Measured cycles a KV head, by tokens in its context."""
+
+    FILE: ClassVar[str] = "attended"
 
     source: str
     digest: str
@@ -45,7 +48,7 @@ def sparf_page_step(
     serving: Serving, csds: int = 1, part: str = "slc-1400", gpu: str = "a6000", overlapped: bool = True
 ) -> Outcome:
     """A decode step of the batch on so many drives with our engine at its measured rate."""
-    measured, shape = read_part(Attended, part), serving.shape
+    measured, shape = read_part(MeasuredHeads, part), serving.shape
     other = instinfer_step(serving, csds, "sparf-page", gpu)
     heads = serving.batch * shape.layers * math.ceil(shape.kv_heads / csds)
     suffix = serving.suffix(measured.block_tokens)

@@ -17,7 +17,7 @@ from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.model.attention.control.scan import approximate_scores, logit_scales, top_dims
 from nearflash.model.attention.gather import Gathered, finish, gather
 from nearflash.model.attention.memory.finite import finite
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.memory.source import ArraySource, HeadSource
 from nearflash.model.attention.numerics.logit import to_logit
 from nearflash.model.attention.select.entries import entries
@@ -61,7 +61,7 @@ class HeadResult:
         return self.sums.maximum if self.sums else ()
 
 
-def attend(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResult:
+def attend(q: F16, k: F16, v: F16, v_mean: F32, settings: HeadSettings) -> HeadResult:
     """Attention of the query heads q (g, d) over k and v (S, d), with v_mean (d,) for what is left out.
 
     Raises FormatError for other dtypes, ShapeError for shapes that do not fit together or to `settings`.
@@ -70,7 +70,7 @@ def attend(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResul
     return attend_from(ArraySource(k, v, settings), q, v_mean, settings)
 
 
-def attend_from(source: HeadSource, q: F16, v_mean: F32, settings: Settings) -> HeadResult:
+def attend_from(source: HeadSource, q: F16, v_mean: F32, settings: HeadSettings) -> HeadResult:
     """`attend` over what `source` finds, whose faults are the head's too."""
     _, faults = finite(q)
     if faults:
@@ -88,7 +88,7 @@ def attend_from(source: HeadSource, q: F16, v_mean: F32, settings: Settings) -> 
     return HeadResult(faults, scan.score_dims, wanted, int(mask.sum()), len(mask), alpha, references, sums, out)
 
 
-def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> HeadResult:
+def attend_repeated(q: F16, k: F16, v: F16, v_mean: F32, settings: HeadSettings) -> HeadResult:
     """`attend`, once more with the returned maximum as reference where only the reference was at fault.
 
     What the driver does with such a completion.
@@ -110,13 +110,13 @@ class _Scan:
     faults: Fault
 
 
-def _dense(group: int, tokens: int, settings: Settings) -> _Scan:
+def _dense(group: int, tokens: int, settings: HeadSettings) -> _Scan:
     ones = (1,) * group
     choice = Selected(np.ones(settings.entries(tokens), bool), settings.reference, numerator=ones, denominator=ones)
     return _Scan(np.empty(0, np.int64), choice, Fault(0))
 
 
-def _scan(q: F16, source: HeadSource, settings: Settings) -> _Scan:
+def _scan(q: F16, source: HeadSource, settings: HeadSettings) -> _Scan:
     """Approximate scores, and the entries that they choose."""
     dims, tokens = top_dims(q, settings.score_dims), source.tokens
     scores, faults = approximate_scores(q[:, dims], source.blocks(dims), source.suffix(dims))
@@ -135,12 +135,12 @@ def _scan(q: F16, source: HeadSource, settings: Settings) -> _Scan:
     return _Scan(dims, choice, Fault.SCORE_RANGE if saturated.any() else Fault(0))
 
 
-def _without_gather(faults: Fault, dims: NDArray[np.int64], tokens: int, settings: Settings) -> HeadResult:
+def _without_gather(faults: Fault, dims: NDArray[np.int64], tokens: int, settings: HeadSettings) -> HeadResult:
     none = np.empty(0, np.float32)
     return HeadResult(faults, dims, np.zeros(tokens, bool), 0, settings.entries(tokens), none, (), None, None)
 
 
-def _check(q: F16, k: F16, v: F16, v_mean: F32, settings: Settings) -> None:
+def _check(q: F16, k: F16, v: F16, v_mean: F32, settings: HeadSettings) -> None:
     for name, array, dtype, shape in (
         ("q", q, np.float16, (len(q), settings.dim)),
         ("k", k, np.float16, (len(k), settings.dim)),

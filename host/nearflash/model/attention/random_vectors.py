@@ -8,7 +8,7 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat, TokenLayout
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.vectors import TestVector
 
 __all__ = ["MODES", "random_mode_vector", "random_vector"]
@@ -32,7 +32,7 @@ def random_mode_vector(
     blocks = [t for t in (48, 96, 192, 256, 960, 1024) if t % group_tokens == 0]
     page = mode == "sparf-page"
     entries = -(-tokens // group_tokens) if page else tokens
-    settings = Settings(
+    settings = HeadSettings(
         MODES[mode] & ~Mode.PROBABILITY if mode == "sparf" and group == 1 else MODES[mode],
         dim,
         LOG2E / math.sqrt(dim),
@@ -51,7 +51,7 @@ def random_mode_vector(
     return TestVector.of(settings, page_tag, q * spread, k * spread, v)
 
 
-def random_vector(settings: Settings, tokens: int, group: int, seed: int, *, head: int = 0) -> TestVector:
+def random_vector(settings: HeadSettings, tokens: int, group: int, seed: int, *, head: int = 0) -> TestVector:
     """Normal q, k, v with some large dims and some tokens that attract q."""
     rng, dim = np.random.default_rng(seed), settings.dim
     q, k, v = (rng.standard_normal((n, dim)) for n in (group, tokens, tokens))

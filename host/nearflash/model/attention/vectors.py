@@ -10,7 +10,7 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import HeadCompletion
 from nearflash.abi.attention.faults import REFERENCE_FAULTS
 from nearflash.model.attention.head import HeadResult, attend, attend_repeated
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.memory.traffic import traffic
 
 __all__ = ["TestVector", "differences"]
@@ -22,7 +22,7 @@ class TestVector:
 
     __test__: ClassVar[bool] = False  # its name begins with Test, and pytest would collect it
 
-    settings: Settings
+    settings: HeadSettings
     page_tag: PageTag
     q: NDArray[np.float16]
     """(g, d)."""
@@ -36,7 +36,7 @@ class TestVector:
     @classmethod
     def of(
         cls,
-        settings: Settings,
+        settings: HeadSettings,
         page_tag: PageTag,
         q: NDArray[np.floating[Any]],
         k: NDArray[np.floating[Any]],

@@ -11,13 +11,13 @@ import torch
 
 from nearflash.abi.errors import NearflashError
 from nearflash.training.checks import edits  # noqa: F401 - its behaviours are noted when it is imported
-from nearflash.training.checks.behaviours import BEHAVIOURS, Factory, Run
+from nearflash.training.checks.behaviours import BEHAVIOURS, Factory, ScriptRun
 
-__all__ = ["BEHAVIOURS", "Row", "compare", "conformance"]
+__all__ = ["BEHAVIOURS", "BehaviourResult", "compare", "conformance"]
 
 
 @dataclass(frozen=True)
-class Row:
+class BehaviourResult:
     """One behaviour, and what came of it."""
 
     behaviour: str
@@ -27,17 +27,17 @@ class Row:
     """The message of an error, or how it differs."""
 
 
-def conformance(optimizer_factory: Factory, reference: Factory) -> list[Row]:
+def conformance(optimizer_factory: Factory, reference: Factory) -> list[BehaviourResult]:
     """A row for each behaviour. optimizer_factory: of the optimizer under test; reference: of torch's own.
 
     Both are called with new parameters each time, of 108 elements in all; optimizers with a `close` are closed.
     """
-    return [Row(text, *compare(text, optimizer_factory, reference)) for text in BEHAVIOURS]
+    return [BehaviourResult(text, *compare(text, optimizer_factory, reference)) for text in BEHAVIOURS]
 
 
 def compare(text: str, optimizer_factory: Factory, reference: Factory) -> tuple[str, str]:
     """Outcome and detail of one behaviour."""
-    behaviour, expected, tried = BEHAVIOURS[text], Run(reference), Run(optimizer_factory)
+    behaviour, expected, tried = BEHAVIOURS[text], ScriptRun(reference), ScriptRun(optimizer_factory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         behaviour(expected)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import nearflash.training as ours
-from nearflash.training.checks import Row, conformance
+from nearflash.training.checks import BehaviourResult, conformance
 
 __all__ = ["KINDS", "main", "table"]
 
@@ -53,7 +53,7 @@ def main() -> int:
     kinds = {name: (getattr(ours, mine), getattr(torch.optim, theirs), options, options)
              for name, (mine, theirs, options) in KINDS.items()}  # fmt: skip
     kinds["Lion"] = ours.NearStorageLion, _Lion, {"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.01}
-    tables: dict[str, list[Row]] = {}
+    tables: dict[str, list[BehaviourResult]] = {}
     with tempfile.TemporaryDirectory(prefix="nearflash-conformance-") as folder:
         numbers = itertools.count()
         for name, (mine, theirs, options, its) in kinds.items():
@@ -71,7 +71,7 @@ def main() -> int:
     return 0
 
 
-def table(tables: Mapping[str, Sequence[Row]]) -> str:
+def table(tables: Mapping[str, Sequence[BehaviourResult]]) -> str:
     """Rows of all optimizers side by side, in Markdown; then the messages of those that are not as torch."""
     first = next(iter(tables.values()))
     lines = ["| behaviour | outcome | message |", "|---|---|---|"]

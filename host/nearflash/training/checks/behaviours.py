@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import distributed
 
-__all__ = ["BEHAVIOURS", "Behaviour", "Factory", "Run", "behaviour"]
+__all__ = ["BEHAVIOURS", "Behaviour", "Factory", "ScriptRun", "behaviour"]
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 """An optimizer of parameters, or of groups of them."""
-Behaviour = Callable[["Run"], None]
+Behaviour = Callable[["ScriptRun"], None]
 BEHAVIOURS: dict[str, Behaviour] = {}
 """By what they are, in words. They raise ValueError where something is not as torch has it."""
 
 
-class Run:
+class ScriptRun:
     """A model, and the optimizer that trains it."""
 
     def __init__(self, factory: Factory) -> None:
@@ -64,13 +64,13 @@ def behaviour(text: str) -> Callable[[Behaviour], Behaviour]:
 
 
 @behaviour("zero_grad, backward, step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     for number in range(4):
         run.step(number)
 
 
 @behaviour("step(closure)")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     for number in range(3):
 
         def closure(number: int = number) -> float:
@@ -83,7 +83,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("several backward passes a step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     for number in range(3):
         run.opened.zero_grad()
         run.backward(number)
@@ -92,20 +92,20 @@ def _(run: Run) -> None:
 
 
 @behaviour("parameters without a gradient")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     for number in range(4):
         run.step(number, without=(number % 3,))
 
 
 @behaviour("gradients of zeros: zero_grad(set_to_none=False)")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     run.opened.zero_grad(set_to_none=False)
     run.opened.step()
 
 
 @behaviour("frozen parameters: requires_grad_(False)")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     run.tensors[1].requires_grad_(False)
     for number in (1, 2):
@@ -113,7 +113,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("a learning-rate scheduler")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(run.opened, 1, 0.5)
     for number in range(4):
         run.step(number)
@@ -121,7 +121,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("hooks before and after the step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     seen = []
     run.opened.register_step_pre_hook(lambda *_: seen.append("before"))
     run.opened.register_step_post_hook(lambda *_: seen.append("after"))
@@ -134,7 +134,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("torch.nn.utils.clip_grad_norm_")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     for number in range(3):
         run.opened.zero_grad()
         run.backward(number)
@@ -143,7 +143,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("p.grad.data.mul_ (as all_reduce writes)")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     for number in range(3):
         run.opened.zero_grad()
         run.backward(number)
@@ -154,7 +154,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("p.grad = another tensor")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.opened.zero_grad()
     run.backward(0)
     run.tensors[0].grad = torch.ones_like(run.tensors[0])
@@ -215,7 +215,7 @@ class _OneRank(distributed.ProcessGroup):
         return "one rank"
 
 
-def _distribute(run: Run, **options: Any) -> None:
+def _distribute(run: ScriptRun, **options: Any) -> None:
     """Two steps under DistributedDataParallel, a further one without it."""
     model = torch.nn.parallel.DistributedDataParallel(_Products(run.tensors), process_group=_OneRank(), **options)
     for number in range(2):
@@ -227,17 +227,17 @@ def _distribute(run: Run, **options: Any) -> None:
 
 
 @behaviour("DistributedDataParallel")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     _distribute(run)
 
 
 @behaviour("DistributedDataParallel(gradient_as_bucket_view=True)")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     _distribute(run, gradient_as_bucket_view=True)
 
 
 @behaviour("torch.amp.GradScaler, a step with overflow among others")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     for number in range(4):
         run.opened.zero_grad()
@@ -251,7 +251,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("parameters written before the first step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     assert run.opened
     with torch.no_grad():
         run.tensors[0].fill_(2.0)
@@ -259,7 +259,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("p.data written before the first step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     assert run.opened
     run.tensors[0].data.fill_(2.0)
     run.tensors[1].data = torch.ones(5)
@@ -267,7 +267,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("parameters written after a step, and accept_parameters()")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     for number in range(3):
         run.step(number)
         with torch.no_grad():
@@ -276,7 +276,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("parameters written after a step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     with torch.no_grad():
         run.tensors[0].clamp_(-0.1, 0.1)
@@ -284,14 +284,14 @@ def _(run: Run) -> None:
 
 
 @behaviour("p.data written after a step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     run.tensors[0].data.clamp_(-0.1, 0.1)
     run.step(1)
 
 
 @behaviour("one Parameter used twice (tied)")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.tensors[2] = run.tensors[0]
     run.optimizer = run.factory(run.tensors[:2])
     for number in range(3):
@@ -299,7 +299,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("two Parameters in the same memory")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.tensors[2].data = run.tensors[0].data[:33]
     run.step(0)
 
@@ -308,7 +308,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("an interrupt in the closure, then further steps")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     def interrupt() -> float:
         run.backward(9)
         raise KeyboardInterrupt
@@ -324,7 +324,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("groups with learning rates of their own, edited between steps")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.optimizer = run.factory([{"params": run.tensors[:1], "lr": 0.05}, {"params": run.tensors[1:]}])
     for number in range(3):
         run.step(number)
@@ -332,14 +332,14 @@ def _(run: Run) -> None:
 
 
 @behaviour("add_param_group before the first step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.optimizer = run.factory(run.tensors[:2])
     run.opened.add_param_group({"params": run.tensors[2:], "lr": 0.05})
     run.step(0)
 
 
 @behaviour("add_param_group after a step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.optimizer = run.factory(run.tensors[:2])
     run.step(0)
     run.opened.add_param_group({"params": run.tensors[2:]})
@@ -347,7 +347,7 @@ def _(run: Run) -> None:
 
 
 @behaviour('group["params"] edited')
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.optimizer = run.factory(run.tensors[:2])
     run.opened.param_groups[0]["params"].append(run.tensors[2])
     run.step(0)
@@ -357,7 +357,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("state_dict, and load_state_dict into the same optimizer")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     saved = copy.deepcopy(run.opened.state_dict())
     run.opened.param_groups[0]["lr"] = 0.0
@@ -366,7 +366,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("load_state_dict at a later step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     saved = copy.deepcopy(run.opened.state_dict())
     run.step(1)
@@ -375,6 +375,6 @@ def _(run: Run) -> None:
 
 
 @behaviour("copy.deepcopy of the optimizer")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     copy.deepcopy(run.opened)

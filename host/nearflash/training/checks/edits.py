@@ -13,15 +13,15 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from nearflash.training.checks.behaviours import Run, behaviour
+from nearflash.training.checks.behaviours import ScriptRun, behaviour
 
 __all__: list[str] = []
 
 
-def _edit(text: str, edit: Callable[[Run], Any]) -> None:
+def _edit(text: str, edit: Callable[[ScriptRun], Any]) -> None:
     """Two steps, an edit, two steps."""
 
-    def act(run: Run) -> None:
+    def act(run: ScriptRun) -> None:
         for number in range(2):
             run.step(number)
         edit(run)
@@ -31,15 +31,15 @@ def _edit(text: str, edit: Callable[[Run], Any]) -> None:
     behaviour(text)(act)
 
 
-def _edit_group(**values: Any) -> Callable[[Run], None]:
-    def edit(run: Run) -> None:
+def _edit_group(**values: Any) -> Callable[[ScriptRun], None]:
+    def edit(run: ScriptRun) -> None:
         for group in run.opened.param_groups:
             group.update({name: value for name, value in values.items() if name in group})
 
     return edit
 
 
-def _set(run: Run, name: str, value: Any) -> None:
+def _set(run: ScriptRun, name: str, value: Any) -> None:
     run.opened.state[run.tensors[0]][name] = value
 
 
@@ -69,7 +69,7 @@ _edit("param_groups.clear()", lambda run: run.opened.param_groups.clear())
 _edit("optimizer.defaults edited", lambda run: run.opened.defaults.update(lr=5.0))
 
 
-def _expect_error(run: Run, edit: Callable[[], Any]) -> None:
+def _expect_error(run: ScriptRun, edit: Callable[[], Any]) -> None:
     """The next step is an error; then all is as before."""
     saved = dict(run.opened.param_groups[0])
     edit()
@@ -83,7 +83,7 @@ def _expect_error(run: Run, edit: Callable[[], Any]) -> None:
 
 
 @behaviour("param_groups: a group appended by hand")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.optimizer = run.factory(run.tensors[:2])
     run.step(0)
     run.opened.param_groups.append({**run.opened.param_groups[0], "params": run.tensors[2:]})
@@ -91,7 +91,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("defaults edited, then add_param_group")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.optimizer = run.factory(run.tensors[:2])
     run.step(0)
     run.opened.defaults["lr"] = 0.5
@@ -100,7 +100,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("frozen parameters that are thawed")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.tensors[1].requires_grad_(False)
     assert run.opened
     for number in range(2):
@@ -111,7 +111,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("a closure that raises, then further steps")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     def failing() -> float:
         run.backward(9)
         raise ZeroDivisionError
@@ -127,7 +127,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("state_dict through torch.save and torch.load")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     file = io.BytesIO()
     torch.save(run.opened.state_dict(), file)
@@ -138,7 +138,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("hooks before and after state_dict and load_state_dict")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     seen: list[str] = []
 
     def half(_: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("load_state_dict with other groups")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     saved = copy.deepcopy(run.opened.state_dict())
     saved["param_groups"] *= 2
@@ -170,7 +170,7 @@ def _(run: Run) -> None:
         run.step(1)
 
 
-def _whole(run: Run) -> tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]:
+def _whole(run: ScriptRun) -> tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]:
     """How the optimizer gives its whole state as torch has it, and takes it."""
     optimizer: Any = run.opened
     return getattr(optimizer, "full_state_dict", optimizer.state_dict), getattr(
@@ -179,7 +179,7 @@ def _whole(run: Run) -> tuple[Callable[[], dict[str, Any]], Callable[[dict[str, 
 
 
 @behaviour("the whole state, saved and loaded at a later step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     save, load = _whole(run)
     saved = copy.deepcopy(save())
@@ -189,7 +189,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("the whole state with an empty `state`: moments begin again")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     for number in range(2):
         run.step(number)
     save, load = _whole(run)
@@ -198,7 +198,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("the whole state under another default dtype, after 259 steps")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     run.step(0)
     save, load = _whole(run)
     saved = copy.deepcopy(save())
@@ -218,7 +218,7 @@ def _(run: Run) -> None:
 
 
 @behaviour("bf16 as default dtype at construction and in steps")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         for number in range(3):
@@ -233,7 +233,7 @@ class _Module(torch.nn.Module):
         self.tensors = torch.nn.ParameterList(tensors)
 
 
-def _checkpoint(run: Run, **options: Any) -> None:
+def _checkpoint(run: ScriptRun, **options: Any) -> None:
     model, chosen = _Module(run.tensors), StateDictOptions(**options)
     for number in range(4):
         run.step(number)
@@ -245,12 +245,12 @@ def _checkpoint(run: Run, **options: Any) -> None:
 
 
 @behaviour("torch.distributed.checkpoint: get and set after each step")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     _checkpoint(run)
 
 
 @behaviour("torch.distributed.checkpoint, flattened")
-def _(run: Run) -> None:
+def _(run: ScriptRun) -> None:
     _checkpoint(run, flatten_optimizer_state_dict=True)
 
 
@@ -269,7 +269,7 @@ _SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
-def _schedule(run: Run, make: Callable[[torch.optim.Optimizer], Any]) -> None:
+def _schedule(run: ScriptRun, make: Callable[[torch.optim.Optimizer], Any]) -> None:
     scheduler = make(run.opened)
     arguments = (1.0,) if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) else ()
     for number in range(3):

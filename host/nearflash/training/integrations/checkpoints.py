@@ -15,7 +15,7 @@ from nearflash.storage import StateStore
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.state.snapshot import copy
 from nearflash.support.files import give_name
-from nearflash.training.step.settings import Settings
+from nearflash.training.step.settings import StepSettings
 
 __all__ = ["FOLDER", "files_of", "restore", "save"]
 
@@ -52,7 +52,7 @@ def restore(
     """
     folder = Path(checkpoint) / _name(rank)
     files = files_of(folder)
-    targets = Settings(path=path, device=["host"] * devices).paths
+    targets = StepSettings(path=path, device=["host"] * devices).paths
     if len(files) != len(targets):
         others = sorted(other.name for other in Path(checkpoint).glob(f"{FOLDER}*") if other != folder)
         hint = f"there are {', '.join(others)}, of another number of ranks" if others else "see integrations.trainer"

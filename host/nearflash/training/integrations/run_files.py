@@ -14,7 +14,7 @@ from typing import Any
 from nearflash.abi.errors import NearflashError, StateError
 from nearflash.storage import StateStore
 from nearflash.training.integrations.process_group import Ranks
-from nearflash.training.step.settings import Settings
+from nearflash.training.step.settings import StepSettings
 
 __all__ = ["Share", "agree_on_files"]
 
@@ -88,7 +88,7 @@ def _check_one_run(found: Sequence[tuple[Share, int]]) -> None:
 def _paths(options: Mapping[str, Any]) -> tuple[Path, ...]:
     if "path" not in options:
         return ()  # the optimizer will miss it
-    return Settings(path=options["path"], device=options.get("device", "host")).paths
+    return StepSettings(path=options["path"], device=options.get("device", "host")).paths
 
 
 def _read_share(paths: Sequence[Path], direct: bool) -> tuple[Share, int]:

@@ -39,7 +39,7 @@ from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.lion import NearStorageLion
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.optimizers.sgd import NearStorageSGD
-from nearflash.training.step.settings import Settings
+from nearflash.training.step.settings import StepSettings
 
 __all__ = ["Snapshots", "trainer_optimizer"]
 
@@ -146,7 +146,7 @@ def _of_trainer(base: type[torch.optim.Optimizer], output: Path) -> type[torch.o
 
     class OfTrainer(base):  # type: ignore[misc, valid-type]
         def __init__(self, params: Any, **options: Any) -> None:
-            paths = Settings(path=options["path"], device=options.get("device", "host")).paths
+            paths = StepSettings(path=options["path"], device=options.get("device", "host")).paths
             self._paths = tuple(path.absolute() for path in paths)  # wherever the script goes
             options["path"] = self._paths
             self._given, self._output = options, output

@@ -28,7 +28,7 @@ from nearflash.training.step.full_state import by_place, full_state
 from nearflash.training.step.optimizer_state import OptimizerState, arrays_of
 from nearflash.training.step.parameters import layout_of
 from nearflash.training.step.report import Report
-from nearflash.training.step.settings import Options, Settings, document
+from nearflash.training.step.settings import Options, StepSettings, document
 from nearflash.training.step.step_runner import StepRunner
 from nearflash.training.step.worker import Worker
 
@@ -51,7 +51,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves unscaling to `step`, by grad_scale, found_inf
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
-        self._settings = settings = Settings.of(type(self).__name__, options)
+        self._settings = settings = StepSettings.of(type(self).__name__, options)
         self._report = Report() if settings.timeline is None else Report(settings.timeline)
         self._opened: OptimizerState | None = None
         self._worker = Worker("optimizer")

@@ -6,7 +6,7 @@ from nearflash.support.timeline import Timeline
 from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
-from nearflash.training.step.plan import Plan
+from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.transfer import Slot, Transfer
 
 __all__ = ["ExtentUpdate"]
@@ -21,7 +21,7 @@ class ExtentUpdate:
     def __init__(
         self,
         flat: FlatParameters,
-        plan: Plan,
+        plan: StepPlan,
         timeline: Timeline,
         compressor: Compressor | None,
         step: int,

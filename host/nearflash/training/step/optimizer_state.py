@@ -23,10 +23,10 @@ from nearflash.training.gradients.compression import Compressor, TopK
 from nearflash.training.step.extent_update import ExtentUpdate
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
-from nearflash.training.step.plan import Plan
+from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Schedule, Step
-from nearflash.training.step.settings import Settings
+from nearflash.training.step.settings import StepSettings
 from nearflash.training.step.transfer import HOST_ARRAYS
 
 __all__ = ["RESERVED", "OptimizerState", "arrays_of", "join_arrays"]
@@ -71,7 +71,7 @@ class OptimizerState:
     store: StateStore
 
     def __init__(
-        self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], settings: Settings, report: Report
+        self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], settings: StepSettings, report: Report
     ) -> None:
         self._report, self._settings, self._arrays = report, settings, arrays
         self._schedule: Schedule
@@ -145,7 +145,7 @@ class OptimizerState:
         wanted = set(self.flat.extents_of(tensors))
         return [extent for extent in self._schedule.order() if extent in wanted]
 
-    def updater(self, plan: Plan, gathered: GradientFingerprints | None = None) -> ExtentUpdate:
+    def updater(self, plan: StepPlan, gathered: GradientFingerprints | None = None) -> ExtentUpdate:
         """The update stage of the next step. gathered: takes the fingerprints of the gradients that are gathered."""
         return ExtentUpdate(self.flat, plan, self._report.timeline, self._compressor, self.store.steps + 1, gathered)
 

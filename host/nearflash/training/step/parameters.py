@@ -19,7 +19,7 @@ from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, f
 from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16
 from nearflash.training.step.requirements import check_parameter
 
-__all__ = ["COPY_OF", "FlatParameters", "Member", "Piece", "dtype_name", "layout_of"]
+__all__ = ["COPY_OF", "FlatParameters", "Member", "TensorPiece", "dtype_name", "layout_of"]
 
 COPY_OF = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
@@ -42,7 +42,7 @@ def _number(name: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """Elements [first, first + length) of a tensor, at `position` in the flat vector."""
 
     tensor: int
@@ -169,13 +169,13 @@ class FlatParameters:
             check_parameter(entry.name, tensor)
         _reject_shared([entry.name for entry in self.entries], self.tensors)
 
-    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+    def pieces(self, start: int, stop: int) -> Iterator[TensorPiece]:
         """The tensors' elements inside [start, stop) of the flat vector."""
         for index in self.tensors_in(start, stop):
             entry = self.entries[index]
             first, last = max(start, entry.start), min(stop, entry.start + entry.params)
             if first < last:
-                yield Piece(index, first - entry.start, last - first, first)
+                yield TensorPiece(index, first - entry.start, last - first, first)
 
     # From the tensors
 

@@ -10,11 +10,11 @@ from nearflash.abi.optimizers import OptimizerStep
 from nearflash.storage import Extent
 from nearflash.training.step.parameters import FlatParameters
 
-__all__ = ["Plan", "Run"]
+__all__ = ["ParameterRun", "StepPlan"]
 
 
 @dataclass(frozen=True)
-class Run:
+class ParameterRun:
     """Parameters [start, stop) of the flat vector, whole tensors with their padding or parts of them."""
 
     start: int
@@ -24,16 +24,16 @@ class Run:
     scalar: float
     """What their gradients are multiplied by, fp32."""
 
-    def like(self, other: "Run") -> bool:
+    def like(self, other: "ParameterRun") -> bool:
         """Whether one command could do both, were they neighbours."""
         return (self.rule, self.copy, self.scalar) == (other.rule, other.copy, other.scalar)
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """The runs of one step, ascending and apart."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[ParameterRun, ...]
 
     @classmethod
     def of(
@@ -44,12 +44,12 @@ class Plan:
         steps: Sequence[int],
         rule: Callable[[Mapping[str, Any], int], OptimizerStep],
         scalar: float,
-    ) -> "Plan":
+    ) -> "StepPlan":
         """Over the tensors `active` (ascending), each after `steps[tensor]` updates; `rule(group, step)` is theirs.
 
         scalar: what gradients are multiplied by, and negated in groups with `maximize`. Raises CommandError.
         """
-        runs: list[Run] = []
+        runs: list[ParameterRun] = []
         rules: dict[tuple[int, int], OptimizerStep] = {}
         for tensor in active:
             entry, step = flat.entries[tensor], steps[tensor] + 1
@@ -58,7 +58,7 @@ class Plan:
             if key not in rules:
                 rules[key] = rule(group, step)
             factor = -scalar if group.get("maximize") else scalar
-            run = Run(entry.start, entry.stop, rules[key], flat.copy_format(tensor), factor)
+            run = ParameterRun(entry.start, entry.stop, rules[key], flat.copy_format(tensor), factor)
             if runs and runs[-1].stop == run.start and runs[-1].like(run):
                 runs[-1] = replace(runs[-1], stop=run.stop)
             elif run.start < run.stop:
@@ -70,7 +70,7 @@ class Plan:
         """Parameters of all runs, padding included."""
         return sum(run.stop - run.start for run in self.runs)
 
-    def within(self, extent: Extent) -> Iterator[Run]:
+    def within(self, extent: Extent) -> Iterator[ParameterRun]:
         """The parts of runs that lie in an extent."""
         first = bisect_right(self.runs, extent.start, key=lambda run: run.stop)
         for run in self.runs[first:]:

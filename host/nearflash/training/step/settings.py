@@ -1,4 +1,4 @@
-"""Keyword arguments that all near-storage optimizers share: `Settings` is the one place with defaults and meanings.
+"""Keyword arguments that all near-storage optimizers share: `StepSettings` is the one place with defaults and meanings.
 
 `Options` repeats names and types for type checkers and editors (PEP 692); a test keeps the two equal.
 """
@@ -20,7 +20,7 @@ from nearflash.support.timeline import Timeline
 from nearflash.training.gradients.compression import TopK
 from nearflash.training.gradients.scaler import LossScale
 
-__all__ = ["STATE_NAME", "Options", "Settings", "document"]
+__all__ = ["STATE_NAME", "Options", "StepSettings", "document"]
 
 STATE_NAME = "optimizer.state"
 """File name inside a directory given as `path`; `optimizer.1.state` and so on for further devices."""
@@ -33,7 +33,7 @@ TORCH_FLAGS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of every near-storage optimizer; meanings and defaults: `Settings`."""
+    """Keyword arguments of every near-storage optimizer; meanings and defaults: `StepSettings`."""
 
     path: Required[str | Path | Sequence[str | Path]]
     device: str | Device | Sequence[str | Device]
@@ -58,7 +58,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Settings:
+class StepSettings:
     """Options that were checked. Raises CommandError, FormatError."""
 
     path: str | Path | Sequence[str | Path] = field(
@@ -227,12 +227,12 @@ def document(kind: type) -> None:
     more = [parameter for parameter in _parameters() if parameter.name not in names]
     constructor.__signature__ = signature.replace(parameters=[*parameters, *more])
     meanings = [
-        f"    {setting.name}: {setting.metadata[DOC]}" for setting in fields(Settings) if setting.name not in names
+        f"    {setting.name}: {setting.metadata[DOC]}" for setting in fields(StepSettings) if setting.name not in names
     ]
     kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Options:", *meanings])
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    for setting in fields(Settings):
+    for setting in fields(StepSettings):
         default = inspect.Parameter.empty if setting.default is MISSING else setting.default
         yield inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=setting.type)

@@ -19,7 +19,7 @@ from nearflash.abi.errors import NearflashError
 from nearflash.storage import Extent
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.parameters import FlatParameters
-from nearflash.training.step.plan import Plan
+from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.report import Report
 from nearflash.training.step.requirements import is_readable, version_of
 from nearflash.training.step.schedule import Step
@@ -34,7 +34,7 @@ LONGEST_PAUSE = 64
 class SpeculativeStep:
     """A step in flight whose gradients are not all known."""
 
-    def __init__(self, step: Step, plan: Plan) -> None:
+    def __init__(self, step: Step, plan: StepPlan) -> None:
         self.step, self.plan = step, plan
         self.seen: dict[int, tuple[torch.Tensor, int]] = {}
         """Gradients, by tensor, and the version that torch counts of each."""
@@ -44,7 +44,7 @@ class SpeculativeStep:
         """Note a gradient as it is now."""
         self.seen[tensor] = gradient, version_of(gradient)
 
-    def validate(self, flat: FlatParameters, plan: Plan) -> bool:
+    def validate(self, flat: FlatParameters, plan: StepPlan) -> bool:
         """Whether all extents that were offered are updated as `plan` demands, with today's gradients.
 
         As far as torch counts versions: when all is gathered, `gathered` tells the rest.

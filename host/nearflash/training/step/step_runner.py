@@ -19,11 +19,11 @@ from nearflash.training.step.norm import (
     tensors_with_gradient,
 )
 from nearflash.training.step.optimizer_state import RESERVED, OptimizerState, arrays_of, join_arrays
-from nearflash.training.step.plan import Plan
+from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.report import Report
 from nearflash.training.step.requirements import check_gradient, check_parameter, is_readable
 from nearflash.training.step.schedule import Step
-from nearflash.training.step.settings import Settings
+from nearflash.training.step.settings import StepSettings
 from nearflash.training.step.speculation import SpeculativeStep, Speculator
 from nearflash.training.step.worker import Worker
 
@@ -39,7 +39,7 @@ class StepRunner:
     def __init__(
         self,
         state: OptimizerState,
-        settings: Settings,
+        settings: StepSettings,
         report: Report,
         groups: Callable[[], Sequence[dict[str, Any]]],
         rule: Rule,
@@ -211,7 +211,7 @@ class StepRunner:
         return step
 
     def _finish(
-        self, step: Step, plan: Plan, active: Iterable[int], gathered: GradientFingerprints | None = None
+        self, step: Step, plan: StepPlan, active: Iterable[int], gathered: GradientFingerprints | None = None
     ) -> None:
         """All extents of tensors with a gradient read, updated by the plan, and written."""
         step.release(self._state.updater(plan, gathered))
@@ -219,7 +219,7 @@ class StepRunner:
         step.finish()
         self._report.stalls = step.stalls
 
-    def _finish_speculative(self, speculative: SpeculativeStep, plan: Plan, gradients: Mapping[int, int]) -> bool:
+    def _finish_speculative(self, speculative: SpeculativeStep, plan: StepPlan, gradients: Mapping[int, int]) -> bool:
         """The same with a step that backward has begun; whether it was right, else it is discarded.
 
         gradients: today's fingerprints, by tensor.
@@ -266,9 +266,9 @@ class StepRunner:
     def _scale(self) -> float:
         return 1.0 if self.loss_scale is None else self.loss_scale.scale
 
-    def _plan(self, active: Sequence[int], scalar: float) -> Plan:
+    def _plan(self, active: Sequence[int], scalar: float) -> StepPlan:
         state = self._state
-        return Plan.of(state.flat, self._groups(), active, state.store.tensor_steps, self._make_stored_rule, scalar)
+        return StepPlan.of(state.flat, self._groups(), active, state.store.tensor_steps, self._make_stored_rule, scalar)
 
     def _make_stored_rule(self, group: Mapping[str, Any], step: int) -> OptimizerStep:
         """Raises CommandError for one whose moments are not stored."""

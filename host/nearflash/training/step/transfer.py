@@ -15,7 +15,7 @@ from nearflash.abi.formats import FP32
 from nearflash.abi.kernel.commands import GradientFormat, UpdateCommand
 from nearflash.device import Buffer, Device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
-from nearflash.training.step.plan import Run
+from nearflash.training.step.plan import ParameterRun
 from nearflash.training.step.traffic import Traffic
 
 __all__ = ["HOST_ARRAYS", "Slot", "Transfer"]
@@ -120,7 +120,7 @@ class Transfer:
         """Memory for the gradients of a run's `params` parameters, fp32, before `update`."""
         return self._buffers["g"].host[: params * FP32.bytes].view(np.float32)
 
-    def update(self, slot: Slot, run: Run, stream: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    def update(self, slot: Slot, run: ParameterRun, stream: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Update a run within the slot's extent; returns the new parameters' bytes (fp32, or in the copy's format).
 
         stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients` has them. The

@@ -29,7 +29,7 @@ from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board, Resources, Routing
 from nearflash.device.bitstreams.header import Label, rename_design
-from nearflash.device.bitstreams.manifest import Manifest, sha256
+from nearflash.device.bitstreams.manifest import BuildManifest, sha256
 from nearflash.support.files import PUBLIC_MODE, copy_durably, write_durably
 
 __all__ = ["Implemented", "build", "design_digest", "design_text", "implement"]
@@ -58,7 +58,7 @@ def design_digest(build_config: KernelConfig) -> str:
     return hashlib.sha256(design_text(build_config).encode()).hexdigest()
 
 
-def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = None) -> Manifest:
+def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = None) -> BuildManifest:
     """Build a kernel's bitstream for a board and put it, with its .hwh and manifest, into the board's folder.
 
     work: folder for what comes between. Files in the board's folder are replaced only when all is done.
@@ -86,7 +86,7 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     (work / f"{kernel}.hwh").write_text(hwh_text(board, build_config, clock))
 
     files = [work / f"{kernel}.bit", work / f"{kernel}.hwh"]
-    manifest = Manifest(
+    manifest = BuildManifest(
         board=board.name, config=build_config.full_name, digest=build_config.digest, design=design, git=revision,
         tools=_versions(programs), files={path.name: sha256(path) for path in files}, utilisation=made.cells,
         clock_hz=clock.clock_hz, fmax_hz=made.routed.fmax_hz, critical_path=made.routed.critical_path,

@@ -17,7 +17,7 @@ from nearflash.boards.vendor.connectivity import MEMORY_BANK
 from nearflash.boards.vendor.kernel import KernelDesign
 from nearflash.device.bitstreams.board import Board, Resources
 from nearflash.device.bitstreams.header import Label
-from nearflash.device.bitstreams.manifest import Manifest, load_manifest, sha256
+from nearflash.device.bitstreams.manifest import BuildManifest, load_manifest, sha256
 from nearflash.support.files import PUBLIC_MODE, copy_durably, write_durably
 
 __all__ = ["commands", "keep_bitstream", "keep_xclbin", "run_tools"]
@@ -62,7 +62,9 @@ def run_tools(board: Board, designs: list[KernelDesign], folder: Path) -> None:
             )
 
 
-def keep_bitstream(board: Board, design: KernelDesign, folder: Path, git: str, tools: Mapping[str, str]) -> Manifest:
+def keep_bitstream(
+    board: Board, design: KernelDesign, folder: Path, git: str, tools: Mapping[str, str]
+) -> BuildManifest:
     """Copy a Vivado build into the board's folder with its manifest.
 
     Raises BitstreamError where a file is missing, timing was not met, or the board's limits are exceeded: then nothing
@@ -82,7 +84,7 @@ def keep_bitstream(board: Board, design: KernelDesign, folder: Path, git: str, t
             f"{design.build.full_name} must meet timing at {board.clock_hz} Hz, not miss it by {-slack_ns} ns"
         )
     Label(design.build.kernel, design.build.full_name, design.build.digest, design.digest).write(bitstream, bitstream)
-    manifest = Manifest(
+    manifest = BuildManifest(
         board=board.name, config=design.build.full_name, digest=design.build.digest, design=design.digest, git=git,
         tools=tools, files={path.name: sha256(path) for path in (bitstream, handoff)},
         utilisation=Resources(

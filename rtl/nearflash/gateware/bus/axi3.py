@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.axi import ADDRESS_BITS
 
-__all__ = ["AXI3_ADDRESS_BITS", "AXI3_BEATS_MAX", "Axi3Signature", "Piece", "PieceSplitter"]
+__all__ = ["AXI3_ADDRESS_BITS", "AXI3_BEATS_MAX", "Axi3Signature", "BurstPiece", "PieceSplitter"]
 
 #: Width of an address of a Zynq-7000.
 AXI3_ADDRESS_BITS = 32
@@ -38,7 +38,7 @@ class Axi3Signature(wiring.Signature):
         super().__init__(members)
 
 
-class Piece(data.Struct):
+class BurstPiece(data.Struct):
     """A part of an AXI4 burst: `length` + 1 beats at `address`; `final` is its last part, `outside` none of AXI3's."""
 
     address: AXI3_ADDRESS_BITS
@@ -61,7 +61,7 @@ class PieceSplitter(wiring.Component):
     Members
     -------
     i : In stream of struct {address: 64, length: 8}, bursts of `length` + 1 beats.
-    o : Out stream of `Piece`.
+    o : Out stream of `BurstPiece`.
     """
 
     #: Cycles from a burst on `i` to its first piece on `o`.
@@ -70,7 +70,7 @@ class PieceSplitter(wiring.Component):
     def __init__(self, data_width_bits: int) -> None:
         self.piece_bytes = AXI3_BEATS_MAX * data_width_bits // 8
         burst = data.StructLayout({"address": ADDRESS_BITS, "length": 8})
-        super().__init__({"i": In(stream.Signature(burst)), "o": Out(stream.Signature(Piece))})
+        super().__init__({"i": In(stream.Signature(burst)), "o": Out(stream.Signature(BurstPiece))})
 
     def elaborate(self, platform: object) -> Module:
         """The low bits of the address inside a piece never change: only the pieces are counted."""

@@ -20,7 +20,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.bus.axi import CACHE_NORMAL, Axi4Signature, AxiBurst, AxiResponse
-from nearflash.gateware.bus.axi3 import Axi3Signature, Piece, PieceSplitter
+from nearflash.gateware.bus.axi3 import Axi3Signature, BurstPiece, PieceSplitter
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.queue import StreamQueue
 
@@ -112,7 +112,7 @@ class Axi3Bridge(wiring.Component):
     def _write(self, m: Module) -> None:
         port, bus = self.port, self.bus
         split = self._split(m, "aw")
-        m.submodules.fork = fork = Fork(Piece, 2)
+        m.submodules.fork = fork = Fork(BurstPiece, 2)
         m.submodules.lengths = lengths = StreamQueue(_LENGTH, self.max_outstanding)
         m.submodules.responses = responses = StreamQueue(_RESPONSE, self.max_outstanding)
         wiring.connect(m, split.o, fork.i)

@@ -11,7 +11,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.nand.link import RAW_BEATS, RawBeat
-from nearflash.gateware.nand.runs import Run
+from nearflash.gateware.nand.runs import CodewordRun
 
 __all__ = ["Delivery", "PlacedRun"]
 
@@ -19,7 +19,7 @@ __all__ = ["Delivery", "PlacedRun"]
 class PlacedRun(data.Struct):
     """A run of codewords of the page at (lun, row)."""
 
-    run: Run
+    run: CodewordRun
     lun: 8
     row: 32
     failed: 1

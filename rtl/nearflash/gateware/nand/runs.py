@@ -10,7 +10,7 @@ from amaranth import Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["CodewordMask", "Run", "RunFinder"]
+__all__ = ["CodewordMask", "CodewordRun", "RunFinder"]
 
 
 class CodewordMask(data.Struct):
@@ -21,7 +21,7 @@ class CodewordMask(data.Struct):
     """log2 of the codewords of a page."""
 
 
-class Run(data.Struct):
+class CodewordRun(data.Struct):
     """Codewords `number` to `number + count - 1` of a request."""
 
     number: 6
@@ -46,14 +46,14 @@ class RunFinder(wiring.Component):
     """
 
     i: In(stream.Signature(CodewordMask))
-    o: Out(stream.Signature(Run))
+    o: Out(stream.Signature(CodewordRun))
 
     def elaborate(self, platform: object) -> Module:
         """Shift the mask to the right, bit after bit; a run ends where the next bit is clear or in the other page."""
         m = Module()
         mask = Signal(64)
         page_mask = Signal(6)  # place in the page, of a number
-        run = Signal(Run)  # that grows
+        run = Signal(CodewordRun)  # that grows
         number = Signal(6)  # of the mask's lowest bit
         seen = Signal()  # this page had a run already
         second = Signal()  # this is the second page

@@ -11,10 +11,10 @@ from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["Pack"]
+__all__ = ["LanePack"]
 
 
-class Pack(wiring.Component):
+class LanePack(wiring.Component):
     """Collects groups.
 
     Parameters

@@ -26,7 +26,7 @@ from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.gateware.weights.coded import CodedValues
 from nearflash.gateware.weights.matrix import CODED, SCALED, queue_words, row_layout
-from nearflash.gateware.weights.unpack import Unpack
+from nearflash.gateware.weights.unpack import FieldUnpack
 
 __all__ = ["LANE_BITS", "PRESENT_BIT", "RowValues"]
 
@@ -91,7 +91,7 @@ class RowValues(wiring.Component):
             self._decode_coded(m, coded, values, parts, to_codebook)
         return m
 
-    def _section(self, m: Module, section: Section, row: Any) -> Unpack:
+    def _section(self, m: Module, section: Section, row: Any) -> FieldUnpack:
         """Its fields, as many as the row says; of a row of another format none."""
         name = section.name.lower()
         sizes = sorted({SECTIONS[form][section] for form in self.formats if section in SECTIONS[form]})
@@ -103,7 +103,7 @@ class RowValues(wiring.Component):
             # Two rows, but of escapes, which are few, one.
             fields = self.columns_max // 2 if section is Section.ESCAPES else self.columns_max
             queue = StreamQueue(self.port_bits, queue_words(fields, max(sizes), self.port_bits), memory="block")
-        unpack = Unpack(self.width, self.port_bits, sizes, lane_bits=lane_bits, count_bits=count_bits)
+        unpack = FieldUnpack(self.width, self.port_bits, sizes, lane_bits=lane_bits, count_bits=count_bits)
         m.submodules[f"{name}_queue"], m.submodules[f"{name}_fields"] = queue, unpack
         wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), queue.i)
         wiring.connect(m, queue.o, unpack.i)
@@ -120,7 +120,9 @@ class RowValues(wiring.Component):
         ]
         return unpack
 
-    def _decode_coded(self, m: Module, coded: Any, values: Unpack, planes: dict[Section, Unpack], row: Any) -> None:
+    def _decode_coded(
+        self, m: Module, coded: Any, values: FieldUnpack, planes: dict[Section, FieldUnpack], row: Any
+    ) -> None:
         """Planes to CodedValues, which has a codebook for each row with values."""
         m.submodules.coded = unit = CodedValues(self.width)
         m.submodules.codebooks = codebooks = StreamQueue(row.payload.codebook.shape(), _CODEBOOKS)

@@ -27,7 +27,7 @@ from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.gateware.weights.bitmap import BitmapExpander
 from nearflash.gateware.weights.dequantize import Dequantizer
 from nearflash.gateware.weights.matrix import SCALED, queue_words, row_layout
-from nearflash.gateware.weights.pack import Pack
+from nearflash.gateware.weights.pack import LanePack
 from nearflash.gateware.weights.row_values import LANE_BITS, PRESENT_BIT, RowValues
 
 __all__ = ["RowExpander"]
@@ -92,7 +92,7 @@ class RowExpander(wiring.Component):
         m.submodules.expander = expander = BitmapExpander(width, LANE_BITS)
         m.submodules.bitmap_beats = beats = StreamQueue(expander.i_bitmap.payload.shape(), _BEATS)
         m.submodules.value_beats = words = StreamQueue(width * LANE_BITS, _BEATS)
-        m.submodules.pack = pack = Pack(width, port_bits)
+        m.submodules.pack = pack = LanePack(width, port_bits)
         to_bitmap, to_values, to_scales, out = fork.o
         inputs = [f"i_{section.name.lower()}" for section in values.sections]
         for source, sink in (

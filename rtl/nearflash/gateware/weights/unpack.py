@@ -14,10 +14,10 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["Unpack"]
+__all__ = ["FieldUnpack"]
 
 
-class Unpack(wiring.Component):
+class FieldUnpack(wiring.Component):
     """A gearbox with a choice of field sizes.
 
     Parameters

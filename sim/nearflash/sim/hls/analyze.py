@@ -18,7 +18,7 @@ from nearflash.sim.hls.kernels import HlsCall, call_of
 from nearflash.sim.hls.rule import HlsRule
 from nearflash.sim.hls.vectors import edge_state
 
-__all__ = ["LATENCY_CYCLES", "OPERATIONS", "Estimate", "Machine", "count_operations", "estimate", "rule_calls"]
+__all__ = ["LATENCY_CYCLES", "OPERATIONS", "Estimate", "KernelHost", "count_operations", "estimate", "rule_calls"]
 
 OPERATIONS = ("add", "mul", "fma", "div", "sqrt", "compare")
 LATENCY_CYCLES = {"add": 9, "mul": 7, "fma": 16, "div": 30, "sqrt": 30, "compare": 1}
@@ -28,7 +28,7 @@ _COPY_BYTES = 2
 
 
 @dataclass(frozen=True)
-class Machine:
+class KernelHost:
     """Surroundings of a kernel, in bytes a second."""
 
     flash_bytes_per_s: float = 3.3e9
@@ -95,7 +95,7 @@ def count_operations(calls: Iterable[HlsCall], seed: int = 0) -> tuple[dict[str,
 
 
 def estimate(
-    calls: Iterable[HlsCall], config: UpdateConfig, machine: Machine | None = None, *, ii: int = 1,
+    calls: Iterable[HlsCall], config: UpdateConfig, machine: KernelHost | None = None, *, ii: int = 1,
     clock_hz: float | None = None,
 ) -> Estimate:  # fmt: skip
     """Rates of the kernel of `calls` on a build; `ii` and `clock_hz` of a report in place of the aims.
@@ -103,7 +103,7 @@ def estimate(
     A parameter of n arrays moves 4n bytes over the flash link each way; through DDR these 8n, and what the kernel reads
     and writes: 8n, its gradient twice (in from the host, out to the kernel) and its 16-bit copy twice.
     """
-    machine, calls = machine or Machine(), list(calls)
+    machine, calls = machine or KernelHost(), list(calls)
     arrays, clock = len(calls[0].kernel.arrays), clock_hz or config.clock_hz
     operations, depth = count_operations(calls)
     ddr_bytes = 4 * arrays * FP32.bytes + 2 * FP32.bytes + 2 * _COPY_BYTES

@@ -76,7 +76,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _analyze(arguments: argparse.Namespace) -> int:
     from nearflash.abi.errors import CommandError
     from nearflash.abi.kernel.config import update_config
-    from nearflash.sim.hls.analyze import Machine, estimate
+    from nearflash.sim.hls.analyze import KernelHost, estimate
     from nearflash.sim.hls.report import read_report
 
     report = read_report(arguments.report) if arguments.report else None
@@ -84,7 +84,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
     if not name:
         raise CommandError("a file, a shipped kernel or --report must be given, not nothing")
     calls = _calls(name)
-    machine = Machine(arguments.flash * 1e9, arguments.ddr * 1e9)
+    machine = KernelHost(arguments.flash * 1e9, arguments.ddr * 1e9)
     estimated = estimate(calls, update_config(arguments.config), machine, ii=report.slowest_ii if report else 1,
                      clock_hz=report.clock_hz if report else None)  # fmt: skip
     build, counts = estimated.config, "  ".join(f"{n} {name}" for name, n in estimated.operations.items() if n)

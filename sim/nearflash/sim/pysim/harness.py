@@ -15,7 +15,7 @@ from amaranth.hdl import ClockDomain, Module, ValueCastable
 from amaranth.lib import wiring
 from amaranth.sim import Simulator
 
-from nearflash.sim.stalls import SimulationTimeout, Stall, Stalls, UnexpectedItems, find_stalls, waiting_text
+from nearflash.sim.stalls import SimulationTimeout, Stall, StallPattern, UnexpectedItems, find_stalls, waiting_text
 
 __all__ = ["measure_latency", "run_streams", "transfer_cycles"]
 
@@ -25,7 +25,7 @@ def run_streams(
     inputs: Mapping[str, Sequence[Any]],
     outputs: Mapping[str, int],
     *,
-    stalls: str | Stalls = "none",
+    stalls: str | StallPattern = "none",
     seed: int = 0,
     hold: Mapping[str, int] | None = None,
     timeout_cycles: int | None = None,
@@ -79,7 +79,7 @@ class _End:
     cycles: list[int] = field(default_factory=list)
 
 
-def _ends(component: Any, stalls: Stalls, seed: int) -> dict[str, _End]:
+def _ends(component: Any, stalls: StallPattern, seed: int) -> dict[str, _End]:
     """A source for every stream that the component reads, a sink for every one that it writes, by name."""
     signals: dict[str, dict[str, Any]] = {}
     is_source = {}
@@ -105,7 +105,7 @@ def _simulate(
     component: Any,
     inputs: Mapping[str, Sequence[Any]],
     outputs: Mapping[str, int],
-    stalls: Stalls,
+    stalls: StallPattern,
     seed: int,
     hold: Mapping[str, int] | None,
     timeout_cycles: int | None,

@@ -26,11 +26,11 @@ def trace(subparsers: Any) -> None:
 def _trace(arguments: argparse.Namespace) -> int:
     from nearflash.sim.trace.events import trace_events
     from nearflash.sim.trace.picture import plot
-    from nearflash.sim.trace.recording import Workload, record, record_waves
+    from nearflash.sim.trace.recording import HeadLoad, record, record_waves
     from nearflash.sim.trace.spans import channel_figures
     from nearflash.support.trace_events import write_trace
 
-    workload = Workload(heads=arguments.heads, tokens=arguments.tokens, link_bytes_per_s=arguments.link * 1_000_000)
+    workload = HeadLoad(heads=arguments.heads, tokens=arguments.tokens, link_bytes_per_s=arguments.link * 1_000_000)
     names = {suffix: arguments.out / f"{arguments.kernel}.{suffix}" for suffix in ("json", "png", "vcd")}
     arguments.out.mkdir(parents=True, exist_ok=True)
     recording = record(workload)

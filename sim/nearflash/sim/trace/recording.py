@@ -24,7 +24,7 @@ from nearflash.sim.nand.channel import NandChannel
 from nearflash.sim.verilator.device import VerilatorDevice, nand_model
 from nearflash.sim.verilator.heads import completion_records, page_settings, placed
 
-__all__ = ["BusState", "ChannelRecording", "Page", "Recording", "WatchedChannel", "Workload", "record", "record_waves"]
+__all__ = ["BusState", "ChannelRecording", "HeadLoad", "Page", "Recording", "WatchedChannel", "record", "record_waves"]
 
 _DIM, _BLOCK_TOKENS = 128, 1024
 _MEMORY_BYTES = 1 << 28
@@ -95,7 +95,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Workload:
+class HeadLoad:
     """Heads of random data: pages selected by probability, an int4 index, r = d/4, an eighth of the pages.
 
     Raises CommandError for `tokens` that leave a part of an embedding block.
@@ -132,7 +132,7 @@ class Workload:
         return VerilatorDevice(config, memory_bytes=_MEMORY_BYTES, nand=nand, trace=waves)
 
 
-def record(workload: Workload) -> Recording:
+def record(workload: HeadLoad) -> Recording:
     """Run the heads and record them. Raises DeviceError where one ends with a fault."""
     with workload.open_device() as device, placed(device, workload.vectors()) as heads:
         watch = _Watch(device, PlacedBatch(device, heads, workload.contexts, 0))
@@ -141,7 +141,7 @@ def record(workload: Workload) -> Recording:
         return Recording(clock_hz, workload.contexts, recorded, dict(_pages(heads)), ended)
 
 
-def record_waves(workload: Workload, path: Path, first_cycle: int = 30_000, cycles: int = 2_000) -> None:
+def record_waves(workload: HeadLoad, path: Path, first_cycle: int = 30_000, cycles: int = 2_000) -> None:
     """Write the waves of `cycles` cycles from `first_cycle` of the batch on (VCD); builds a simulator with waves."""
     with workload.open_device(waves=True) as device, placed(device, workload.vectors()) as heads:
         device.submit(PlacedBatch(device, heads, workload.contexts, 0).batch)

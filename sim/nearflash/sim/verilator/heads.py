@@ -20,7 +20,7 @@ from nearflash.device.drivers.pages import NandPage, erase, program
 from nearflash.device.selftest.attend import place_heads as placed_in_memory
 from nearflash.model.attention.memory.image import PageImage
 from nearflash.model.attention.memory.placement import NandStore
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.random_vectors import MODES
 from nearflash.model.attention.vectors import TestVector
 from nearflash.model.nand.scramble import scrambling
@@ -29,10 +29,10 @@ from nearflash.sim.verilator.device import VerilatorDevice
 __all__ = ["completion_records", "page_settings", "placed"]
 
 
-def page_settings(mode: str, dim: int, tokens: int, page_bytes: int = 4096) -> Settings:
+def page_settings(mode: str, dim: int, tokens: int, page_bytes: int = 4096) -> HeadSettings:
     """Make settings of published figures: full interleaved pages, an int4 index, r = d/4, an eighth of the pages."""
     group_tokens = page_bytes // (4 * dim)
-    return Settings(
+    return HeadSettings(
         MODES[mode],
         dim,
         LOG2E / math.sqrt(dim),

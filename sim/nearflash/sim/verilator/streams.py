@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearflash.sim.stalls import SimulationTimeout, Stall, Stalls, UnexpectedItems, find_stalls, waiting_text
+from nearflash.sim.stalls import SimulationTimeout, Stall, StallPattern, UnexpectedItems, find_stalls, waiting_text
 from nearflash.sim.verilator.build import build_library
 from nearflash.sim.verilator.ports import accessors, checked, pointers, row_count, sign_extended
 from nearflash.sim.verilog import Design, Port, convert
@@ -109,7 +109,7 @@ class StreamUnit:
         inputs: Mapping[str, ArrayLike],
         outputs: Mapping[str, int],
         *,
-        stalls: str | Stalls = "none",
+        stalls: str | StallPattern = "none",
         seed: int = 0,
         hold: Mapping[str, ArrayLike] | None = None,
         timeout_cycles: int | None = None,

@@ -22,10 +22,10 @@ from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.kernel.config import AttendConfig
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.sim.nand.parts import NandPart
 from nearflash.verify.bench.channel_events import IndexQueue, Server, Walker
-from nearflash.verify.fixtures.nand_channel import Channel, ChannelTiming, Clock, Request
+from nearflash.verify.fixtures.nand_channel import ChannelEvents, ChannelTiming, EventClock, Request
 
 __all__ = ["Cycles", "Load", "Outcome", "simulate"]
 
@@ -54,7 +54,7 @@ class Cycles:
 class Load:
     """What each head is: S tokens, g query heads, and the share of its token groups that is gathered."""
 
-    settings: Settings
+    settings: HeadSettings
     tokens: int
     group: int
     gathered: float
@@ -88,10 +88,10 @@ class _Kernel:
     """The heads of one load through the kernel."""
 
     def __init__(self, config: AttendConfig, part: NandPart, load: Load, cycles: Cycles, seed: int) -> None:
-        self.clock, self.load, self.cycles, self._config = Clock(), load, cycles, config
+        self.clock, self.load, self.cycles, self._config = EventClock(), load, cycles, config
         self._rng = np.random.default_rng(seed)
         timing, luns = ChannelTiming(part.timing, config.clock_hz), min(part.luns, config.luns)
-        self.channels = [Channel(self.clock, timing, luns) for _ in range(config.channels)]
+        self.channels = [ChannelEvents(self.clock, timing, luns) for _ in range(config.channels)]
         self._units = luns
         self._passes = -(-load.group // config.heads_per_beat)
         self._prepare, self._scores, self._finish = (Server(self.clock) for _ in range(3))

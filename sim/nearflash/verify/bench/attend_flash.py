@@ -28,8 +28,8 @@ from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.inference.sparse.attention import Scan, approximate_logits, attend_mixed, choose_tokens
 from nearflash.model.attention.head import attend_repeated
-from nearflash.model.attention.memory.settings import Settings
-from nearflash.model.attention.memory.traffic import Traffic, traffic
+from nearflash.model.attention.memory.settings import HeadSettings
+from nearflash.model.attention.memory.traffic import HeadTraffic, traffic
 from nearflash.verify.bench.recording import Recorded, record
 
 __all__ = ["MODELS_VARIABLE", "TextHeads", "flash_rows", "measure", "relative_error"]
@@ -50,11 +50,11 @@ _MARGIN = 0.9
 class _Measured:
     """One setting; means over heads and texts."""
 
-    settings: Settings
+    settings: HeadSettings
     error: float
     lost: float
     """Dense attention's probability on the tokens that are not read."""
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[HeadTraffic, ...]
 
     def asked(self, whole_pages: bool) -> float:
         """Data bytes asked for, a head."""
@@ -103,17 +103,17 @@ def measure(recorded: Iterable[Recorded], model: str, tokens: tuple[int, ...], s
         yield from (*rows, own)
 
 
-def _sparf(dim: int, tokens: int, interleaved: bool) -> Settings:
+def _sparf(dim: int, tokens: int, interleaved: bool) -> HeadSettings:
     top_k = max(1, tokens // 16)
-    return Settings(
+    return HeadSettings(
         Mode(0), dim, LOG2E / dim**0.5, score_dims=dim // 8, top_k=top_k, local_window=max(1, top_k // 4),
         group_tokens=8 if interleaved else 16, interleaved=interleaved, block_tokens=_BLOCK_TOKENS,
     )  # fmt: skip
 
 
-def _sparf_page(dim: int, tokens: int, pages_in: int) -> Settings:
+def _sparf_page(dim: int, tokens: int, pages_in: int) -> HeadSettings:
     """At most one page in `pages_in`."""
-    return Settings(
+    return HeadSettings(
         Mode.PAGE | Mode.PROBABILITY, dim, LOG2E / dim**0.5, score_dims=32, top_p=_TOP_P, local_window=64,
         group_tokens=8, interleaved=True, block_tokens=_BLOCK_TOKENS, index_format=IndexFormat.INT4,
         top_k=max(1, tokens // 8 // pages_in),
@@ -153,7 +153,7 @@ class TextHeads:
         self.probabilities = scores.softmax(dim=-1)
         self.dense = self.probabilities @ self._v.float()
 
-    def attend(self, candidates: Sequence[Settings]) -> Iterator[tuple[Tensor, Tensor]]:
+    def attend(self, candidates: Sequence[HeadSettings]) -> Iterator[tuple[Tensor, Tensor]]:
         """Output (heads, g, d) and chosen tokens (heads, S) of candidates that differ in top_k."""
         first = candidates[0]
         scan = Scan(
@@ -167,12 +167,12 @@ class TextHeads:
             out = attend_mixed(self._q, self._k, self._v, probabilities, chosen, self._tokens, self._scaling)
             yield out.squeeze(1), chosen.squeeze(1)
 
-    def errors(self, candidates: Sequence[Settings]) -> NDArray[np.float64]:
+    def errors(self, candidates: Sequence[HeadSettings]) -> NDArray[np.float64]:
         """Mean errors of candidates that differ in top_k."""
         return np.array([float(relative_error(out, self.dense).mean()) for out, _ in self.attend(candidates)])
 
 
-def _exact(texts: list[Recorded], layouts: tuple[Settings, ...]) -> list[_Measured]:
+def _exact(texts: list[Recorded], layouts: tuple[HeadSettings, ...]) -> list[_Measured]:
     """The bit-exact model on every head of every text; the settings differ in what changes no number."""
     errors, lost, reads = [], [], []
     for text in texts:

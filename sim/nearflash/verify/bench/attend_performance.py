@@ -18,7 +18,7 @@ import numpy as np
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.kernel.config import AttendConfig, attend_config
 from nearflash.device.drivers.attend import Head, HeadOutput, PlacedBatch
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.vectors import TestVector, differences
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part
@@ -53,7 +53,7 @@ class Point:
         return replace(attend_config(self.build), nand=part.timing, page_bytes=part.page_bytes)
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> HeadSettings:
         """Of every head."""
         return page_settings(self.mode, _DIM, self.tokens, nand_part(self.part).page_bytes)
 

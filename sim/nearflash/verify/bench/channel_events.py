@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from nearflash.gateware.attention.control.index_queues import IndexQueues
-from nearflash.verify.fixtures.nand_channel import Channel, Clock, Request
+from nearflash.verify.fixtures.nand_channel import ChannelEvents, EventClock, Request
 
 __all__ = ["IndexQueue", "Server", "Walker"]
 
@@ -15,7 +15,7 @@ __all__ = ["IndexQueue", "Server", "Walker"]
 class Server:
     """What there is once: serves in the order of calls."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: EventClock) -> None:
         self._clock, self._free = clock, 0.0
 
     def serve(self, cycles: float, done: Callable[[], None]) -> float:
@@ -29,7 +29,7 @@ class Server:
 class IndexQueue:
     """Requests of the index in front of a channel: a block's first one waits for a score buffer, all for a place."""
 
-    def __init__(self, channel: Channel, buffers: int) -> None:
+    def __init__(self, channel: ChannelEvents, buffers: int) -> None:
         self._channel, self._buffers = channel, buffers
         self._requests: deque[Request] = deque()
         self._wait: deque[Callable[[], None]] = deque()
@@ -74,7 +74,7 @@ class IndexQueue:
 class Walker:
     """Asks for pages one after the other, one head or block at a time; a channel or queue without a place holds it."""
 
-    def __init__(self, clock: Clock, channels: Sequence[Channel] | Sequence[IndexQueue]) -> None:
+    def __init__(self, clock: EventClock, channels: Sequence[ChannelEvents] | Sequence[IndexQueue]) -> None:
         self._clock, self._channels = clock, channels
         self.idle = True
 

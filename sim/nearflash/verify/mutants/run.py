@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nearflash.abi.errors import ConfigError
-from nearflash.sim.stalls import SimulationTimeout, Stalls, UnexpectedItems
+from nearflash.sim.stalls import SimulationTimeout, StallPattern, UnexpectedItems
 from nearflash.sim.verilator.burst import BurstUnit
 from nearflash.sim.verilator.streams import StreamUnit
 from nearflash.verify.mutants.equivalence import is_equivalent
@@ -82,7 +82,7 @@ def _streams_agree(
     unit: StreamUnit,
     vectors: Vectors,
     mutants: list[int],
-    stalls: str | Stalls,
+    stalls: str | StallPattern,
     seed: int,
     cut_cycles: tuple[int, ...],
 ) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.sim.stalls import Stalls
+from nearflash.sim.stalls import StallPattern
 
 __all__ = ["Target", "Vectors"]
 
@@ -31,6 +31,6 @@ class Target:
     vectors: Callable[[np.random.Generator], Vectors]
     mutants: int = 300
     part: str = ""
-    stalls: tuple[str | Stalls, ...] = ()
+    stalls: tuple[str | StallPattern, ...] = ()
     batches: int = 1
     cut_cycles: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.attend import attend
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest.attend import place_heads
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.random_vectors import random_vector
 
 SIZE = 1 << 24
@@ -27,7 +27,9 @@ def device():
 
 @pytest.fixture
 def heads(device):
-    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, score_dims=8, top_k=3, group_tokens=8, block_tokens=32)
+    settings = HeadSettings(
+        Mode.PAGE | Mode.PROBABILITY, 32, 0.18, score_dims=8, top_k=3, group_tokens=8, block_tokens=32
+    )
     vectors = [random_vector(settings, 100, 2, seed=index, head=index) for index in range(3)]
     with place_heads(device, vectors) as (heads, _):
         yield heads

@@ -17,7 +17,7 @@ from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest.attend import place_heads
 from nearflash.model.attention.memory.image import head_image
 from nearflash.model.attention.memory.placement import MemoryStore, NandStore
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.vectors import differences
 from nearflash.model.nand.codeword import seal
@@ -73,8 +73,8 @@ def test_a_record_that_breaks_a_rule(device, change):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_heads_from_nand_equal_the_model(interleaved):
-    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, score_dims=8, top_k=3, group_tokens=8, block_tokens=32,
-                        interleaved=interleaved)  # fmt: skip
+    settings = HeadSettings(Mode.PAGE | Mode.PROBABILITY, 32, 0.18, score_dims=8, top_k=3, group_tokens=8,
+                            block_tokens=32, interleaved=interleaved)  # fmt: skip
     vectors = [random_vector(settings, 101, 2, seed=seed, head=seed) for seed in range(2)]
     store = NandStore(2, 4)
     with AttendModelDevice(attend_config("attend-tiny"), SimulatedMemory(1 << 24)) as device:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nearflash.gateware.attention.numerics.add import PAIR_PLACE, PAIR_SHIFT, WordAdd
-from nearflash.gateware.attention.numerics.product import PRODUCT_BITS, Product
+from nearflash.gateware.attention.numerics.product import PRODUCT_BITS, ExactProduct
 from nearflash.sim.verilator.ports import integers_from_words, words_from_integers
 
 BITS, SCORE, CUT = 98, 36, 32
@@ -63,7 +63,7 @@ def test_adds_a_pair_of_products_to_the_scores(unit):
     factor[:4], codes[0][:4], codes[1][:4] = [-(1 << 16), -1, 0, (1 << 16) - 1], [15, 0, 15, 15], [0, 15, 0, 0]
     words = [a % (1 << SCORE) | b % (1 << SCORE) << SCORE for a, b in zip(low, high, strict=True)]
     pairs = [w * a + (w * (b - 8) << PAIR_PLACE) for w, a, b in zip(factor, *codes, strict=True)]
-    products = [one % (1 << 43) << Product.INTEGER_PLACE for one in pairs]
+    products = [one % (1 << 43) << ExactProduct.INTEGER_PLACE for one in pairs]
     borrow = [int(w * a < 0) for w, a in zip(factor, codes[0], strict=True)]
     got = run(unit, words, products, scores=1, pair=1, borrow=borrow)
     expected = [[s + (w * (c - less) << PAIR_SHIFT) for s, w, c in zip(word, factor, code, strict=True)]

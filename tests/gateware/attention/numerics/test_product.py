@@ -9,7 +9,7 @@ from nearflash.gateware.attention.numerics.product import (
     MULTIPLIER,
     PRODUCT,
     PRODUCT_BITS,
-    Product,
+    ExactProduct,
     magnitude_exceeds,
 )
 from nearflash.gateware.attention.numerics.product import fp16_operand as operand_of
@@ -21,7 +21,7 @@ COUNT = 60_000
 
 @pytest.fixture(scope="module")
 def unit(num_unit):
-    return num_unit(Product())
+    return num_unit(ExactProduct())
 
 
 def values(words):
@@ -110,8 +110,8 @@ def test_integers(unit):
     factor, code = rng.integers(-(1 << 17), 1 << 17, COUNT), rng.integers(-(1 << 24), 1 << 24, COUNT)
     factor[:4], code[:4] = [0, -1, -(1 << 17), (1 << 17) - 1], [-1, 1, -(1 << 24), -(1 << 24)]
     for places, place, bits in (
-        (Product.INTEGER_PLACES, Product.INTEGER_PLACE, 43),
-        (Product.SHORT_PLACES, Product.SHORT_PLACE, 36),
+        (ExactProduct.INTEGER_PLACES, ExactProduct.INTEGER_PLACE, 43),
+        (ExactProduct.SHORT_PLACES, ExactProduct.SHORT_PLACE, 36),
     ):
         a, b = integers(code, places[0], MULTIPLICAND), integers(factor, places[1], MULTIPLIER)
         got, mask = unit.run({"a": a, "b": b, "truncate": 0}), (1 << bits) - 1

@@ -13,7 +13,7 @@ from nearflash.model.attention.control.pages import PageSource
 from nearflash.model.attention.head import attend_from
 from nearflash.model.attention.memory.image import head_image, image_bytes
 from nearflash.model.attention.memory.placement import MemoryStore
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.memory.traffic import traffic
 from nearflash.model.attention.random_vectors import MODES, random_mode_vector, random_vector
 
@@ -69,8 +69,8 @@ def test_pages_change_nothing(mode, seed):
 
 
 def paged(index=IndexFormat.INT4, **options):
-    settings = Settings(Mode.PAGE | Mode.PROBABILITY, 64, 0.18, score_dims=8, top_k=4, local_window=1, group_tokens=16,
-                        block_tokens=64, index_format=index, **options)  # fmt: skip
+    settings = HeadSettings(Mode.PAGE | Mode.PROBABILITY, 64, 0.18, score_dims=8, top_k=4, local_window=1,
+                            group_tokens=16, block_tokens=64, index_format=index, **options)  # fmt: skip
     return random_vector(settings, 300, 2, seed=5)
 
 

@@ -10,7 +10,7 @@ from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.control.scan import approximate_scores, logit_scales, top_dims
 from nearflash.model.attention.memory.index import quantise
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.memory.source import ArraySource
 
 CODE_LSB = {IndexFormat.INT8: Fraction(1, 1 << 14), IndexFormat.INT4: Fraction(1, 1 << 10)}
@@ -18,7 +18,7 @@ SCORE_LSB = Fraction(1, 1 << 16)
 
 
 def settings(index, block=32, dim=16, score_dims=4):
-    return Settings(Mode(0), dim, 0.25, score_dims=score_dims, top_k=1, group_tokens=16, block_tokens=block,
+    return HeadSettings(Mode(0), dim, 0.25, score_dims=score_dims, top_k=1, group_tokens=16, block_tokens=block,
                     index_format=index)  # fmt: skip
 
 

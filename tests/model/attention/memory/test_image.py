@@ -11,7 +11,7 @@ from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.model.attention.memory.image import head_image, image_bytes
 from nearflash.model.attention.memory.index import quantise
 from nearflash.model.attention.memory.placement import MemoryStore, NandStore
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.nand.codeword import check, decode
 
 OWNER = PageTag(sequence=0x01020304, layer=5, head=3)
@@ -19,8 +19,8 @@ FP16, INT8, INT4 = IndexFormat
 
 
 def settings(interleaved, index, n, block, dim=64):
-    return Settings(Mode.PAGE, dim, 0.2, score_dims=8, top_k=4, local_window=4, group_tokens=n, interleaved=interleaved,
-                    block_tokens=block, index_format=index)  # fmt: skip
+    return HeadSettings(Mode.PAGE, dim, 0.2, score_dims=8, top_k=4, local_window=4, group_tokens=n,
+                        interleaved=interleaved, block_tokens=block, index_format=index)  # fmt: skip
 
 
 def read(image, store, entry_word, page_index, kind, pages):

@@ -6,7 +6,7 @@ from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
-from nearflash.model.attention.memory.settings import Addresses, Settings
+from nearflash.model.attention.memory.settings import Addresses, HeadSettings
 
 GOOD = dict(mode=Mode.PAGE | Mode.PROBABILITY, dim=128, scale=0.1, score_dims=16, top_k=9, local_window=5, top_p=60000)
 
@@ -25,13 +25,13 @@ GOOD = dict(mode=Mode.PAGE | Mode.PROBABILITY, dim=128, scale=0.1, score_dims=16
     ],
 )
 def test_what_does_not_fit_is_named(change, message):
-    Settings(**GOOD)
+    HeadSettings(**GOOD)
     with pytest.raises(CommandError, match=message):
-        Settings(**{**GOOD, **change})
+        HeadSettings(**{**GOOD, **change})
 
 
 def test_descriptor_has_every_field():
-    kind = Settings(**GOOD, group_tokens=8, interleaved=True, block_tokens=512, index_format=IndexFormat.INT4)
+    kind = HeadSettings(**GOOD, group_tokens=8, interleaved=True, block_tokens=512, index_format=IndexFormat.INT4)
     made = kind.descriptor(PageTag(1, 2, 3), 1000, 4, Addresses(8, 16, 24, 32, 40))
     for name in ("mode", "dim", "scale", "score_dims", "top_k", "local_window", "top_p", "group_tokens", "interleaved",
                  "block_tokens", "index_format", "page_bytes", "reference"):  # fmt: skip

@@ -5,13 +5,13 @@ import pytest
 
 from nearflash.abi.attention.descriptor import Mode
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.model.attention.memory.settings import Settings
-from nearflash.model.attention.memory.traffic import Reads, traffic
+from nearflash.model.attention.memory.settings import HeadSettings
+from nearflash.model.attention.memory.traffic import HeadReads, traffic
 
 
 def settings(**kinds):
     defaults = dict(score_dims=6, top_k=8, group_tokens=16, block_tokens=256)
-    return Settings(Mode(0), kinds.pop("dim", 128), 0.2, **{**defaults, **kinds})
+    return HeadSettings(Mode(0), kinds.pop("dim", 128), 0.2, **{**defaults, **kinds})
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_gather_reads_the_codewords_of_chosen_tokens(dim, interleaved, n):
     chosen = rng.random(501) < 0.1
     found = traffic(kind, np.empty(0, np.int64), chosen).gather
     asked = {(t // n, codeword) for t in np.flatnonzero(chosen) for codeword in kind.token_layout.codewords(t % n)}
-    assert found == Reads(len({group for group, _ in asked}), len(asked), int(chosen.sum()) * 4 * dim)
+    assert found == HeadReads(len({group for group, _ in asked}), len(asked), int(chosen.sum()) * 4 * dim)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_index_reads_the_rows_of_its_dims(index, block, rows, row_codewords):
     assert kind.index_layout.rows == rows
     found = traffic(kind, dims, np.zeros(2 * block + 40, bool))
     pages = len({c // rows for c in dims.tolist()})
-    assert found.index == Reads(2 * pages, 2 * 6 * row_codewords, 2 * 6 * block * index.bits // 8)
-    assert found.suffix == Reads(3, 2 * 8 + 4, 40 * 256), "K alone: 16, 16 and 8 tokens of 256 bytes"
-    assert found.all == Reads(2 * pages + 3, 12 * row_codewords + 20, found.index.used_bytes + 40 * 256)
+    assert found.index == HeadReads(2 * pages, 2 * 6 * row_codewords, 2 * 6 * block * index.bits // 8)
+    assert found.suffix == HeadReads(3, 2 * 8 + 4, 40 * 256), "K alone: 16, 16 and 8 tokens of 256 bytes"
+    assert found.all == HeadReads(2 * pages + 3, 12 * row_codewords + 20, found.index.used_bytes + 40 * 256)
 
 
 def test_dense_has_no_scan():
-    kind = Settings(Mode.DENSE | Mode.REFERENCE, 128, 0.2, reference=(0,), interleaved=True, group_tokens=8)
+    kind = HeadSettings(Mode.DENSE | Mode.REFERENCE, 128, 0.2, reference=(0,), interleaved=True, group_tokens=8)
     found = traffic(kind, np.empty(0, np.int64), np.ones(100, bool))
-    assert found.index == found.suffix == Reads(0, 0, 0) and found.gather == Reads(13, 100, 51200)
+    assert found.index == found.suffix == HeadReads(0, 0, 0) and found.gather == HeadReads(13, 100, 51200)
     assert found.all.requested_bytes == 51200

@@ -20,7 +20,7 @@ from nearflash.device.memory import SimulatedMemory
 from nearflash.model.attention.control.check import read_descriptor
 from nearflash.model.attention.control.pages import PageSource, PagesRead
 from nearflash.model.attention.head import attend_from
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 
 __all__ = ["AttendModelDevice"]
 
@@ -91,7 +91,7 @@ class _Heads:
         return ended
 
     def _attend(self, one: AttendDescriptor) -> HeadCompletion:
-        settings, at = Settings.of(one), self._pages.bytes_at
+        settings, at = HeadSettings.of(one), self._pages.bytes_at
         q = at(one.q_address, one.group * one.dim * 2).view(np.float16).reshape(one.group, -1)
         v_mean = at(one.v_mean_address, one.dim * 4).view(np.float32)
         try:
@@ -106,7 +106,7 @@ class _Heads:
         ended = result.completion(source.read.requests)
         return replace(ended, faults=ended.faults | self._memory_fault)
 
-    def _source(self, one: AttendDescriptor, settings: Settings) -> PageSource:
+    def _source(self, one: AttendDescriptor, settings: HeadSettings) -> PageSource:
         blocks = settings.count_scanned(one.tokens) // max(one.block_tokens, 1)
         groups = -(-one.tokens // one.group_tokens)
         index_pages = blocks * settings.index_layout.pages if blocks else 0

@@ -13,7 +13,7 @@ from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind, PageTag
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.memory.index import IndexBlock, QuantisedBlock
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.memory.traffic import group_codewords
 from nearflash.model.nand.codeword import check
 
@@ -59,7 +59,7 @@ class PageSource:
     """A Source (source.py) over the pages that a head's tables name, S = `tokens` tokens."""
 
     def __init__(
-        self, settings: Settings, page_tag: PageTag, tokens: int, index_table: Entries, token_table: Entries,
+        self, settings: HeadSettings, page_tag: PageTag, tokens: int, index_table: Entries, token_table: Entries,
         reader: PageReader,
     ) -> None:  # fmt: skip
         self.tokens = tokens

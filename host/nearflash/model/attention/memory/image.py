@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout, PageEntry
 from nearflash.model.attention.memory.index import quantise
-from nearflash.model.attention.memory.placement import Store
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.placement import PageStore
+from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.nand.codeword import raw_codewords, seal
 
 __all__ = ["HeadImage", "PageImage", "head_image", "image_bytes"]
@@ -76,7 +76,7 @@ class _Page:
 
 
 def head_image(
-    k: F16, v: F16, settings: Settings, page_tag: PageTag, flash: Store, *, memory: Store | None = None,
+    k: F16, v: F16, settings: HeadSettings, page_tag: PageTag, flash: PageStore, *, memory: PageStore | None = None,
     flushed: int | None = None, step: int = 0, turn: int = 0,
 ) -> HeadImage:  # fmt: skip
     """Pages of k and v (S, d) in the store `flash`; KV page groups from token `flushed` on in `memory`.
@@ -96,7 +96,7 @@ def head_image(
     return builder.image()
 
 
-def image_bytes(settings: Settings, tokens: int) -> int:
+def image_bytes(settings: HeadSettings, tokens: int) -> int:
     """Bytes that all pages of a head of S = `tokens` tokens take in memory."""
     pages = -(-tokens // settings.group_tokens) * settings.token_layout.pages
     if settings.count_scanned(tokens):
@@ -108,13 +108,13 @@ def image_bytes(settings: Settings, tokens: int) -> int:
 class _Builder:
     """Gathers the pages of one page_tag, gives them places, and makes codewords of all of a kind at once."""
 
-    settings: Settings
+    settings: HeadSettings
     page_tag: PageTag
     step: int
     pages: dict[PageKind, list[_Page]] = field(default_factory=lambda: {kind: [] for kind in PageKind})
     entries: dict[PageKind, list[PageEntry]] = field(default_factory=lambda: {kind: [] for kind in PageKind})
 
-    def add(self, page: _Page, store: Store, channel: int) -> None:
+    def add(self, page: _Page, store: PageStore, channel: int) -> None:
         """Put a page, or K's and V's, into a store."""
         size = self.settings.page_bytes
         self.pages[page.kind].append(page)
@@ -157,7 +157,7 @@ class _Builder:
         return np.resize(np.array(words, "<u4"), len(page.data)).view(np.uint8).reshape(-1, 4)
 
 
-def _token_pages(k: F16, v: F16, settings: Settings) -> Iterator[_Page]:
+def _token_pages(k: F16, v: F16, settings: HeadSettings) -> Iterator[_Page]:
     layout, n = settings.token_layout, settings.group_tokens
     for index, start in enumerate(range(0, len(k), n)):
         data = np.zeros(layout.pages * layout.page_bytes, np.uint8)
@@ -169,7 +169,7 @@ def _token_pages(k: F16, v: F16, settings: Settings) -> Iterator[_Page]:
         yield _Page(PageKind.TOKEN, index, tokens, codewords, np.zeros((len(codewords), 4), np.uint8))
 
 
-def _index_pages(k: F16, settings: Settings) -> Iterator[_Page]:
+def _index_pages(k: F16, settings: HeadSettings) -> Iterator[_Page]:
     size = settings.block_tokens
     for block, start in enumerate(range(0, settings.count_scanned(len(k)), size)):
         layout = settings.index_layout

@@ -8,10 +8,10 @@ from typing import Protocol
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES
 from nearflash.abi.attention.pages import PageEntry
 
-__all__ = ["MemoryStore", "NandStore", "Store"]
+__all__ = ["MemoryStore", "NandStore", "PageStore"]
 
 
-class Store(Protocol):
+class PageStore(Protocol):
     """Gives places to pages."""
 
     channels: int

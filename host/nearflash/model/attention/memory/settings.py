@@ -10,7 +10,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import fp32_round
 from nearflash.model.attention.numerics.logit import SCALE_LEAST, SCALE_LIMIT
 
-__all__ = ["Addresses", "Settings"]
+__all__ = ["Addresses", "HeadSettings"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Addresses:
 
 
 @dataclass(frozen=True)
-class Settings:
+class HeadSettings:
     """Fields of AttendDescriptor, with its meanings. Raises CommandError where they do not fit together.
 
     `sparq` and `sparf` are mode 0 or PROBABILITY (the pages that sparf reads change no number), `sparf-page` has PAGE,

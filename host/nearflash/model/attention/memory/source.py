@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.model.attention.memory.index import IndexBlock, quantise
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 
 __all__ = ["ArraySource", "HeadSource"]
 
@@ -41,7 +41,7 @@ class HeadSource(Protocol):
 class ArraySource:
     """K and V (S, d) as they are; the index as it is built from K."""
 
-    def __init__(self, k: F16, v: F16, settings: Settings) -> None:
+    def __init__(self, k: F16, v: F16, settings: HeadSettings) -> None:
         self.tokens = len(k)
         self.faults = Fault(0)
         self._k, self._v, self._settings = k, v, settings

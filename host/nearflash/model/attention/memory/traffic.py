@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES
 from nearflash.abi.attention.pages import TokenLayout
-from nearflash.model.attention.memory.settings import Settings
+from nearflash.model.attention.memory.settings import HeadSettings
 
-__all__ = ["Reads", "Traffic", "group_codewords", "traffic"]
+__all__ = ["HeadReads", "HeadTraffic", "group_codewords", "traffic"]
 
 Bools = NDArray[np.bool_]
 _FP16_BYTES = 2
 
 
 @dataclass(frozen=True)
-class Reads:
+class HeadReads:
     """Requests of one kind."""
 
     requests: int
@@ -36,50 +36,50 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class HeadTraffic:
     """Reads of one head, by phase."""
 
-    index: Reads
-    suffix: Reads
-    gather: Reads
+    index: HeadReads
+    suffix: HeadReads
+    gather: HeadReads
 
     @property
-    def all(self) -> Reads:
+    def all(self) -> HeadReads:
         """Sum of the phases."""
         parts = (self.index, self.suffix, self.gather)
-        return Reads(*(sum(getattr(p, name) for p in parts) for name in ("requests", "codewords", "used_bytes")))
+        return HeadReads(*(sum(getattr(p, name) for p in parts) for name in ("requests", "codewords", "used_bytes")))
 
 
-def traffic(settings: Settings, dims: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Traffic:
+def traffic(settings: HeadSettings, dims: NDArray[np.int64], chosen: NDArray[np.bool_]) -> HeadTraffic:
     """Reads of a head with the scan's `dims` (r,), none for dense attention, and the `chosen` tokens (S,)."""
     tokens, covered = len(chosen), settings.count_scanned(len(chosen))
     scan = len(dims) > 0
     suffix = np.zeros(tokens, bool)
     suffix[covered:] = scan
-    return Traffic(
+    return HeadTraffic(
         _index(settings, dims, covered),
         _groups(settings, suffix, values=(False,)),
         _groups(settings, chosen, values=(False, True)),
     )
 
 
-def _index(settings: Settings, dims: NDArray[np.int64], covered: int) -> Reads:
+def _index(settings: HeadSettings, dims: NDArray[np.int64], covered: int) -> HeadReads:
     blocks = covered // settings.block_tokens
     if not blocks:
-        return Reads(0, 0, 0)
+        return HeadReads(0, 0, 0)
     layout = settings.index_layout
     rows = blocks * len(dims)
     pages = blocks * len(np.unique(dims // layout.rows))
-    return Reads(pages, rows * layout.row_codewords, rows * settings.block_tokens * layout.format.bits // 8)
+    return HeadReads(pages, rows * layout.row_codewords, rows * settings.block_tokens * layout.format.bits // 8)
 
 
-def _groups(settings: Settings, wanted: NDArray[np.bool_], values: tuple[bool, ...]) -> Reads:
+def _groups(settings: HeadSettings, wanted: NDArray[np.bool_], values: tuple[bool, ...]) -> HeadReads:
     """KV page groups with some token wanted (S,); of each wanted token K (False) and V (True) as `values` states."""
     layout = settings.token_layout
     groups = np.zeros((-(-len(wanted) // layout.tokens), layout.tokens), bool)
     groups.reshape(-1)[: len(wanted)] = wanted
     used = int(groups.sum()) * len(values) * settings.dim * _FP16_BYTES
-    return Reads(int(groups.any(axis=1).sum()), int(group_codewords(layout, groups, values).sum()), used)
+    return HeadReads(int(groups.any(axis=1).sum()), int(group_codewords(layout, groups, values).sum()), used)
 
 
 def group_codewords(layout: TokenLayout, wanted: Bools, values: tuple[bool, ...]) -> Bools:

@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP32
 from nearflash.gateware.attention.control.query import MAGNITUDE_LSB
-from nearflash.gateware.attention.control.rows import SUM_BITS, HeadSums
+from nearflash.gateware.attention.control.rows import SUM_BITS, MagnitudeSums
 from nearflash.gateware.attention.engine.interfaces import HEAD_BITS
 from nearflash.gateware.attention.numerics.raw import ToRaw
 from nearflash.gateware.fp.div import Div
@@ -57,7 +57,7 @@ class ScaleCorrection(wiring.Component):
             {
                 "scale": In(FP32.bits),
                 "i_valid": In(1),
-                "i": In(HeadSums),
+                "i": In(MagnitudeSums),
                 "o_valid": Out(1),
                 "o": Out(HeadScale),
             }
@@ -66,7 +66,7 @@ class ScaleCorrection(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Divide, root, product; a zero B is told along the way."""
         m = Module()
-        m.submodules.queue = queue = StreamQueue(HeadSums, _HEADS)
+        m.submodules.queue = queue = StreamQueue(MagnitudeSums, _HEADS)
         sums, second = queue.o.payload, Signal()
         m.d.comb += [queue.i.payload.eq(self.i), queue.i.valid.eq(self.i_valid), queue.o.ready.eq(second)]
         m.d.sync += second.eq(queue.o.valid & ~second)

@@ -17,14 +17,14 @@ from nearflash.gateware.attention.engine.interfaces import HEAD_BITS, MaskBeat, 
 from nearflash.gateware.attention.numerics.product import fp16_operand
 from nearflash.gateware.fp.pipeline import register
 
-__all__ = ["SUM_BITS", "HeadSums", "QueryWriter"]
+__all__ = ["SUM_BITS", "MagnitudeSums", "QueryWriter"]
 
 SUM_BITS = MAGNITUDE_BITS + 8
 """Width of a sum over the channels of one head."""
 _HEADS = 8
 
 
-class HeadSums(data.Struct):
+class MagnitudeSums(data.Struct):
     """Sums of |q| of one head over all channels and over the selected ones, in units of 2^MAGNITUDE_LSB."""
 
     head: HEAD_BITS
@@ -64,7 +64,7 @@ class QueryWriter(wiring.Component):
                 "query_valid": Out(1),
                 "query": Out(query_write(heads_per_beat)),
                 "o_valid": Out(1),
-                "o": Out(HeadSums),
+                "o": Out(MagnitudeSums),
             }
         )
 
@@ -118,7 +118,7 @@ class QueryWriter(wiring.Component):
         m.submodules.sums = sums = Memory(shape=2 * SUM_BITS, depth=_HEADS, init=[])
         write, read = sums.write_port(), sums.read_port(domain="comb")
         before = [Mux(first, 0, read.data[k * SUM_BITS :][:SUM_BITS]) for k in range(2)]
-        after = Signal(HeadSums)
+        after = Signal(MagnitudeSums)
         m.d.comb += [
             read.addr.eq(head),
             write.addr.eq(head),

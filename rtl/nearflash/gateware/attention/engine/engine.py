@@ -38,7 +38,7 @@ from nearflash.gateware.attention.engine.interfaces import (
 from nearflash.gateware.attention.engine.issue import EVENTS, Issue
 from nearflash.gateware.attention.engine.lanes import Lanes
 from nearflash.gateware.attention.engine.multiplexer import choose
-from nearflash.gateware.attention.engine.requests import RequestTable
+from nearflash.gateware.attention.engine.requests import TicketTable
 from nearflash.gateware.attention.engine.score_readout import ScoreReadout
 from nearflash.gateware.attention.engine.scores import ScorePath
 from nearflash.gateware.attention.engine.weight import WeightUnit
@@ -96,7 +96,7 @@ class ChannelEngine(wiring.Component):
         m = Module()
         config, heads, slots = self.config, self._heads, self.config.gather_slots
         m.submodules.filter = self._filter = BeatFilter(config.contexts)
-        m.submodules.requests = self._requests = RequestTable(config.contexts, readers=2, reporters=5)
+        m.submodules.requests = self._requests = TicketTable(config.contexts, readers=2, reporters=5)
         m.submodules.issue = self._issue = Issue(heads, slots, self._slot_rows, self._weights)
         m.submodules.lanes = self._lanes = Lanes(heads, config.query_rows, self._weights)
         m.submodules.dots = self._dots = DotPath(heads, slots)

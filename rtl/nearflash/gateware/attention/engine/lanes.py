@@ -26,7 +26,7 @@ from nearflash.gateware.attention.numerics.product import (
     MULTIPLIER,
     OPERAND,
     PRODUCT,
-    Product,
+    ExactProduct,
     fp16_operand,
     magnitude_exceeds,
 )
@@ -39,7 +39,7 @@ _LANES = 4
 _GROUP_MAX = 8
 FACTOR_BITS = 18
 _AUX_LANES = ((0, 0), (0, 1))  # scale and zero
-_PLACES_A, _PLACES_B = zip(Product.INTEGER_PLACES, Product.SHORT_PLACES, strict=True)
+_PLACES_A, _PLACES_B = zip(ExactProduct.INTEGER_PLACES, ExactProduct.SHORT_PLACES, strict=True)
 _OPERANDS = ("kind", "data", "lane", "tail", "form", "half")
 
 
@@ -71,7 +71,7 @@ class Lanes(wiring.Component):
     """
 
     #: Cycles from `op` to `o`.
-    LATENCY = 3 + Product.LATENCY
+    LATENCY = 3 + ExactProduct.LATENCY
     #: Cycles from `op` to `nonfinite`.
     NONFINITE_LATENCY = 3
 
@@ -125,14 +125,14 @@ class Lanes(wiring.Component):
         limit_shift, exceeds = path.delay(Timed(self.op.limit_shift, 0), self.LATENCY), []
         for head in range(self._heads):
             for j in range(_LANES):
-                m.submodules[f"product_{head}_{j}"] = product = Product()
+                m.submodules[f"product_{head}_{j}"] = product = ExactProduct()
                 k, number = head * _LANES + j, keys[head][j]
                 other = of_aux if (head, j) in _AUX_LANES else shared[head]
                 m.d.comb += [product.b[name].eq(Mux(key, number[name], other[name])) for name, _ in OPERAND]
                 m.d.comb += [product.a.eq(a[j]), product.truncate.eq(truncate), self.o[k].eq(product.o)]
                 exceeds.append(magnitude_exceeds(m, product.o, limit_shift))
                 borrow = register(m, int4 & factors[head][-1] & codes[j][:4].any())
-                m.d.comb += self.borrow[k].eq(delay(m, borrow, Product.LATENCY))
+                m.d.comb += self.borrow[k].eq(delay(m, borrow, ExactProduct.LATENCY))
         m.d.comb += self.exceeds.eq(Cat(exceeds))
         return m
 

@@ -16,10 +16,10 @@ from nearflash.gateware.attention.engine.interfaces import FAULT_BITS, SLOT_BITS
 from nearflash.gateware.fp.pipeline import wire
 from nearflash.gateware.stream.queue import StreamQueue
 
-__all__ = ["RequestTable"]
+__all__ = ["TicketTable"]
 
 
-class RequestTable(wiring.Component):
+class TicketTable(wiring.Component):
     """Records by ticket.
 
     Parameters: contexts; readers, lookups of records; reporters, sources of faults.

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.fixed_point import EXACT_LSB, PV_BITS, SCORE_BITS, SCORE_LSB
 from nearflash.gateware.attention.numerics.carry import carry_add
-from nearflash.gateware.attention.numerics.product import PRODUCT, PRODUCT_BITS, Product
+from nearflash.gateware.attention.numerics.product import PRODUCT, PRODUCT_BITS, ExactProduct
 from nearflash.gateware.fp.pipeline import output, register
 
 __all__ = ["PAIR_PLACE", "PAIR_SHIFT", "WordAdd"]
@@ -30,7 +30,7 @@ class WordAdd(wiring.Component):
     Timing: latency LATENCY cycles, one result a cycle, free-running. A word that is read again less than LATENCY cycles
     after it was, plus those of the memory, is not there yet: the caller keeps them apart.
     Numerics: exact, every sum wraps. Sums in units of 2^EXACT_LSB, scores of 2^SCORE_LSB: of a product what is above,
-    so that it must have been truncated (or be an integer, as `Product` places it).
+    so that it must have been truncated (or be an integer, as `ExactProduct` places it).
 
     Members: i (PV_BITS bits), product (PRODUCT), scores, pair, borrow (the lower product of a pair is negative), o.
     """
@@ -64,7 +64,7 @@ class WordAdd(wiring.Component):
     def _term(self, at: dict[str, Any], *, upper: bool) -> Value:
         """Choose what is added to the lower SCORE_BITS bits of the word, or to all others."""
         bits, negative = at["product"].bits, at["product"].negative
-        pair, borrow = bits[Product.INTEGER_PLACE :], at["borrow"]
+        pair, borrow = bits[ExactProduct.INTEGER_PLACE :], at["borrow"]
         if upper:
             every = Cat(bits[SCORE_BITS:], negative.replicate(PV_BITS - PRODUCT_BITS))
             sign = pair[2 * PAIR_PLACE].replicate(SCORE_BITS)

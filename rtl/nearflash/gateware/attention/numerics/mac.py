@@ -8,21 +8,21 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.attention.fixed_point import QK_BITS
 from nearflash.gateware.attention.numerics.dot import LANES, ExactDot
-from nearflash.gateware.attention.numerics.product import OPERAND, Product, fp16_operand
+from nearflash.gateware.attention.numerics.product import OPERAND, ExactProduct, fp16_operand
 from nearflash.gateware.fp.pipeline import delay
 
 __all__ = ["ExactMac"]
 
 
 class ExactMac(wiring.Component):
-    """Four `Product`s and an `ExactDot`.
+    """Four `ExactProduct`s and an `ExactDot`.
 
     Timing and numerics: as ExactDot, LATENCY counted from the operands.
 
     Members: a, b (fp16 bits, four each), truncate, valid, first, last, limit_shift, o, o_valid, o_nonfinite, o_exceeds.
     """
 
-    LATENCY = Product.LATENCY + ExactDot.LATENCY
+    LATENCY = ExactProduct.LATENCY + ExactDot.LATENCY
 
     a: In(16).array(LANES)
     b: In(16).array(LANES)
@@ -42,15 +42,15 @@ class ExactMac(wiring.Component):
         m.submodules.dot = dot = ExactDot()
         nonfinite = []
         for lane in range(LANES):
-            m.submodules[f"product_{lane}"] = product = Product()
+            m.submodules[f"product_{lane}"] = product = ExactProduct()
             m.d.comb += [product.truncate.eq(self.truncate), dot.products[lane].eq(product.o)]
             for bits, port in ((self.a[lane], product.a), (self.b[lane], product.b)):
                 one = fp16_operand(m, bits)
                 m.d.comb += [port[name].eq(one[name]) for name, _ in OPERAND]
                 nonfinite.append(bits[10:15].all())
-        m.d.comb += dot.nonfinite.eq(delay(m, Cat(nonfinite).any(), Product.LATENCY))
+        m.d.comb += dot.nonfinite.eq(delay(m, Cat(nonfinite).any(), ExactProduct.LATENCY))
         for name in ("valid", "first", "last", "limit_shift"):
-            m.d.comb += getattr(dot, name).eq(delay(m, getattr(self, name), Product.LATENCY))
+            m.d.comb += getattr(dot, name).eq(delay(m, getattr(self, name), ExactProduct.LATENCY))
         for name in ("o", "o_valid", "o_nonfinite", "o_exceeds"):
             m.d.comb += getattr(self, name).eq(getattr(dot, name))
         return m

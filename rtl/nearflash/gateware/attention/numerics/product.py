@@ -23,7 +23,7 @@ __all__ = [
     "OPERAND",
     "PRODUCT",
     "PRODUCT_BITS",
-    "Product",
+    "ExactProduct",
     "fp16_operand",
     "magnitude_exceeds",
 ]
@@ -68,7 +68,7 @@ def magnitude_exceeds(m: Module, product: Any, limit_shift: Value) -> Value:
     return bits[_LIMIT_SHIFT_MAX:].any() | (bits[:_LIMIT_SHIFT_MAX] & counted).any()
 
 
-class Product(wiring.Component):
+class ExactProduct(wiring.Component):
     """o = a · b, exact; or truncated toward zero to a multiple of 2^SCORE_LSB.
 
     Timing: latency LATENCY cycles, one result a cycle, free-running.

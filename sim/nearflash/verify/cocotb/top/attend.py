@@ -14,7 +14,7 @@ from nearflash.abi.registers import ATTEND, MAGIC
 from nearflash.gateware.top.attend import AttendKernel
 from nearflash.model.attention.memory.image import head_image
 from nearflash.model.attention.memory.placement import MemoryStore
-from nearflash.model.attention.memory.settings import Addresses, Settings
+from nearflash.model.attention.memory.settings import Addresses, HeadSettings
 from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.vectors import TestVector, differences
 from nearflash.verify.cocotb.kernel import KernelTestbench
@@ -59,11 +59,11 @@ class AttendTestbench(KernelTestbench):
 
 
 _CASES = [
-    random_vector(Settings(Mode.DENSE | Mode.REFERENCE, 32, _SCALE, reference=(2, 2)), 21, 2, seed=1),
-    random_vector(Settings(Mode.PAGE | Mode.PROBABILITY, 32, _SCALE, score_dims=8, top_k=3, local_window=2,
+    random_vector(HeadSettings(Mode.DENSE | Mode.REFERENCE, 32, _SCALE, reference=(2, 2)), 21, 2, seed=1),
+    random_vector(HeadSettings(Mode.PAGE | Mode.PROBABILITY, 32, _SCALE, score_dims=8, top_k=3, local_window=2,
                          group_tokens=8, block_tokens=32, index_format=IndexFormat.INT4), 75, 3, seed=2, head=1),
-    random_vector(Settings(Mode(0), 16, _SCALE, score_dims=4, top_k=9, local_window=2, group_tokens=8, interleaved=True,
-                         block_tokens=32), 50, 1, seed=3, head=2),
+    random_vector(HeadSettings(Mode(0), 16, _SCALE, score_dims=4, top_k=9, local_window=2, group_tokens=8,
+                         interleaved=True, block_tokens=32), 50, 1, seed=3, head=2),
 ]  # fmt: skip
 
 

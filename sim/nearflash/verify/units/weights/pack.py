@@ -9,7 +9,7 @@ import numpy as np
 from amaranth.hdl import Cat, Mux, Signal
 from numpy.typing import NDArray
 
-from nearflash.gateware.weights.pack import Pack
+from nearflash.gateware.weights.pack import LanePack
 from nearflash.verify.mutants.observed import ObservedStreams
 from nearflash.verify.mutants.target import Target
 from nearflash.verify.proofs.harness import ProofHarness
@@ -25,7 +25,7 @@ _PLACES = _PROOF_PORT_BITS // (8 * _PROOF_WIDTH)
 
 def build_proof(dut: Any = None) -> ProofHarness:
     """Each word is the groups since the word before, shifted in from above, so that the first one ends up lowest."""
-    dut = Pack(_PROOF_WIDTH, _PROOF_PORT_BITS) if dut is None else dut
+    dut = LanePack(_PROOF_WIDTH, _PROOF_PORT_BITS) if dut is None else dut
     harness = ProofHarness(dut)
     offer(harness, dut.i)
     accept(harness, dut.o)
@@ -70,7 +70,7 @@ _GROUPS = 301
 
 def component() -> ObservedStreams:
     """Make packers of two or four groups a word."""
-    return ObservedStreams(Pack(_WIDTH, _PORT_BITS))
+    return ObservedStreams(LanePack(_WIDTH, _PORT_BITS))
 
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:

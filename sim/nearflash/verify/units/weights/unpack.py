@@ -9,7 +9,7 @@ import numpy as np
 from amaranth.hdl import Array, Cat, Mux, Signal
 from numpy.typing import NDArray
 
-from nearflash.gateware.weights.unpack import Unpack
+from nearflash.gateware.weights.unpack import FieldUnpack
 from nearflash.model.weights.fields import join_fields
 from nearflash.sim.verilator.ports import words_from_integers
 from nearflash.verify.mutants.observed import ObservedStreams
@@ -28,7 +28,7 @@ def build_proof(dut: Any = None) -> ProofHarness:
     """Group g of a count has its fields 2g and 2g + 1, which lie where they do in the words taken for it."""
     sizes = [1 << log2 for log2 in _SIZES_LOG2]
     dut = (
-        Unpack(_PROOF_WIDTH, _PROOF_PORT_BITS, sizes, lane_bits=_PROOF_LANE_BITS, count_bits=_PROOF_COUNT_BITS)
+        FieldUnpack(_PROOF_WIDTH, _PROOF_PORT_BITS, sizes, lane_bits=_PROOF_LANE_BITS, count_bits=_PROOF_COUNT_BITS)
         if dut is None
         else dut
     )
@@ -100,7 +100,7 @@ _COUNTS = 100
 
 def component() -> ObservedStreams:
     """The smallest one of three sizes."""
-    return ObservedStreams(Unpack(_WIDTH, _PORT_BITS, _SIZES_BITS, lane_bits=_LANE_BITS, count_bits=_COUNT_BITS))
+    return ObservedStreams(FieldUnpack(_WIDTH, _PORT_BITS, _SIZES_BITS, lane_bits=_LANE_BITS, count_bits=_COUNT_BITS))
 
 
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:

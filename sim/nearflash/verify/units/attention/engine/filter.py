@@ -15,7 +15,7 @@ from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.gateware.attention.engine.beats import TICKETS, ElementBeat, RequestRecord, TicketFault, What
 from nearflash.gateware.attention.engine.filter import BeatFilter
 from nearflash.gateware.attention.engine.interfaces import ContextRecord, PageHeader, RequestKind
-from nearflash.sim.stalls import Stall, Stalls
+from nearflash.sim.stalls import Stall, StallPattern
 from nearflash.sim.verilator.ports import words_from_integers
 from nearflash.verify.mutants.target import Target
 
@@ -254,5 +254,5 @@ _OFFSETS = {
 
 
 #: Pages that come late, so that what is planned ahead runs out, and one soon after another.
-_LATE = Stalls(named={"i_page": Stall(99, burst_cycles=300)})
+_LATE = StallPattern(named={"i_page": Stall(99, burst_cycles=300)})
 TARGET = Target(ObservedFilter, vectors, part="filter", stalls=("none", "both", _LATE), batches=6)

@@ -18,7 +18,7 @@ from nearflash.gateware.weights.popcount import Counted, Popcount
 from nearflash.verify.proofs.harness import ProofHarness
 from nearflash.verify.proofs.proof import Proof
 from nearflash.verify.proofs.properties import accept, check_source, moves, offer
-from nearflash.verify.units.weights.parser.reference import MatrixReference, State
+from nearflash.verify.units.weights.parser.reference import MatrixReference, ParserState
 
 __all__ = ["PROOF", "CountingParser", "build_proof"]
 
@@ -111,13 +111,13 @@ def _counter(harness: ProofHarness, dut: Any, ref: MatrixReference) -> None:
     harness.prove("counts_from_rest", ~(ones.begin & ref.counted) | (settled & ~ones.enable & (ones.bits == ref.bits)))
     harness.prove("counts_from_the_first_word", ~ones.enable | (fresh == (ref.at == 0)))
     harness.prove("counts_all_words", ~(ref.ends & ref.counted & (ref.at != 0)) | settled)
-    after_reset = Mux(ref.state == State.PLAN, 1, 2)
-    least = Mux((ref.part == Part.HEADER) & (ref.state <= State.CHECK), after_reset, _COUNT_CYCLES - 1)
+    after_reset = Mux(ref.state == ParserState.PLAN, 1, 2)
+    least = Mux((ref.part == Part.HEADER) & (ref.state <= ParserState.CHECK), after_reset, _COUNT_CYCLES - 1)
     harness.prove("inner_rests", ~ref.inside | (ref.counted & (ref.at != 0)) | (rests >= least))
     harness.prove(
-        "inner_settles", (ref.state != State.SETTLE) | ~ref.counted | (rests + ref.settle >= _COUNT_CYCLES - 1)
+        "inner_settles", (ref.state != ParserState.SETTLE) | ~ref.counted | (rests + ref.settle >= _COUNT_CYCLES - 1)
     )
-    harness.prove("inner_fresh", (ref.state != State.PASS) | ~ref.counted | (fresh == (ref.at == 0)))
+    harness.prove("inner_fresh", (ref.state != ParserState.PASS) | ~ref.counted | (fresh == (ref.at == 0)))
     crc = ref.crc
     harness.m.d.comb += crc.o.eq(harness.free(32, "checksum"))
     harness.prove("checksum_of_each_word", crc.enable == (ref.word & ref.inside & (ref.part != Part.END)))
@@ -143,10 +143,10 @@ def _ends(harness: ProofHarness, dut: Any, ref: MatrixReference, outputs: Any) -
     behind = Array(least.get(part, 0) for part in range(max(Part) + 1))[ref.part]
     check = 2 + Mux(ref.whole == 0, ref.settles + 1 + behind, 0)
     left: dict[int, Any] = {
-        State.PLAN: 1 + check,
-        State.CHECK: check,
-        State.SETTLE: ref.settle + 1 + behind,
-        State.DRAIN: ref.words == 0,
+        ParserState.PLAN: 1 + check,
+        ParserState.CHECK: check,
+        ParserState.SETTLE: ref.settle + 1 + behind,
+        ParserState.DRAIN: ref.words == 0,
     }
     harness.prove("inner_waits", waits + Array(left.get(state, 0) for state in range(8))[ref.state] < longest)
 
@@ -154,18 +154,18 @@ def _ends(harness: ProofHarness, dut: Any, ref: MatrixReference, outputs: Any) -
 def _invariants(harness: ProofHarness, dut: Any, ref: MatrixReference) -> None:
     """Assert what the registers inside hold, by what was seen outside."""
     state, part, inside = ref.state, ref.part, ref.inside
-    planned = inside & (state != State.PLAN)
+    planned = inside & (state != ParserState.PLAN)
 
     def same(name: str, path: str, signal: Any, when: Any) -> None:
         harness.prove(f"inner_{name}", ~when | (harness.probe(path, len(signal)) == signal))
 
-    harness.prove("inner_idle", (state == State.WAIT) == dut.idle)
-    harness.prove("inner_drain", (state == State.DRAIN) == (ref.active & ref.over))
-    harness.prove("inner_states", state <= State.SETTLE)
+    harness.prove("inner_idle", (state == ParserState.WAIT) == dut.idle)
+    harness.prove("inner_drain", (state == ParserState.DRAIN) == (ref.active & ref.over))
+    harness.prove("inner_states", state <= ParserState.SETTLE)
     rest = ref.whole - ref.at
     useful = Mux(ref.at < ref.useful, ref.useful - ref.at, 0)
-    taken = Mux(state == State.SETTLE, ref.whole, 0)
-    harness.prove("inner_at", ~inside | Mux(state == State.PASS, ref.at < ref.whole, ref.at == taken))
+    taken = Mux(state == ParserState.SETTLE, ref.whole, 0)
+    harness.prove("inner_at", ~inside | Mux(state == ParserState.PASS, ref.at < ref.whole, ref.at == taken))
     same("words", "left.words", ref.words, ref.active)
     same("rows", "left.rows", ref.rows, inside)
     in_group = inside & (part != Part.HEADER) & (part != Part.END)
@@ -180,10 +180,12 @@ def _invariants(harness: ProofHarness, dut: Any, ref: MatrixReference) -> None:
     same("message", "message_begins", ref.message, inside)
     same("first", "first_word", ref.first, planned & (ref.at != 0))
     settle = ref.settle
-    harness.prove("inner_settle", ~planned | Mux(state == State.SETTLE, settle <= ref.settles, settle == ref.settles))
+    harness.prove(
+        "inner_settle", ~planned | Mux(state == ParserState.SETTLE, settle <= ref.settles, settle == ref.settles)
+    )
     harness.prove("inner_part_of_a_row", ~inside | _follows(ref))
-    harness.prove("inner_reported", ~inside | (ref.reported == ((part == Part.VALUES) & (state >= State.PASS))))
-    harness.prove("inner_fits", ~(inside & (state >= State.PASS)) | (ref.whole - ref.at <= ref.words))
+    harness.prove("inner_reported", ~inside | (ref.reported == ((part == Part.VALUES) & (state >= ParserState.PASS))))
+    harness.prove("inner_fits", ~(inside & (state >= ParserState.PASS)) | (ref.whole - ref.at <= ref.words))
     harness.prove("inner_command_taken", ~inside | (ref.command.row_format < len(RowFormat)))
     harness.prove("inner_columns", ref.command.columns <= _COLUMNS_MAX)
     harness.prove("inner_some", ~ref.active | (ref.command.columns != 0) & (ref.command.rows != 0))

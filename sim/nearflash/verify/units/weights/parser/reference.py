@@ -14,7 +14,7 @@ from nearflash.gateware.weights.matrix import CODED, MatrixCommand, Part
 from nearflash.verify.proofs.harness import ProofHarness
 from nearflash.verify.proofs.properties import moves
 
-__all__ = ["MatrixReference", "State"]
+__all__ = ["MatrixReference", "ParserState"]
 
 _BLOCK_BITS = 8 * SECTION_BYTES
 _HEADER = data.StructLayout(
@@ -25,7 +25,7 @@ _HEADER = data.StructLayout(
 )  # fmt: skip
 
 
-class State(IntEnum):
+class ParserState(IntEnum):
     """The parser's, as Amaranth numbers them."""
 
     WAIT = 0
@@ -58,7 +58,7 @@ class MatrixReference:
         self.coded = Cat(self.command.row_format == form for form in CODED).any()
         self.counted = (self.part == Part.BITMAP) | (self.part == Part.CODES)
         self.settles = Mux(self.counted, self.ones.LATENCY - 1, 0)
-        self.ends = (self.state == State.SETTLE) & (self.settle == 0)
+        self.ends = (self.state == ParserState.SETTLE) & (self.settle == 0)
         self._lengths(m)
         self._take(m, dut)
         self._end_part(m)
@@ -104,7 +104,7 @@ class MatrixReference:
             m.d.sync += self.message.eq(0)
         with m.If(moves(dut.o_row)):
             m.d.sync += self.reported.eq(1)
-        with m.If((self.state == State.CHECK) & (self.whole > self.words)):
+        with m.If((self.state == ParserState.CHECK) & (self.whole > self.words)):
             m.d.sync += self.fault.eq(StreamFault.LENGTH)
 
     def _end_part(self, m: Any) -> None:
