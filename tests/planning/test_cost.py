@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.cost import FORMS, chains, expert_seconds, placed_policy, predict
+from nearflash.planning.cost import FORMS, chains, expert_seconds, place_policy, predict
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import DeviceTier
-from nearflash.planning.terms import Options, Workload, shares_vector, terms
+from nearflash.planning.terms import PolicyOptions, Workload, shares_vector, terms
 
 GPU, HOST, DISK, DEVICE = Shares(gpu=1), Shares(host=1), Shares(disk=1), Shares(device=1)
 WORK = Workload(512, 32)
@@ -126,9 +126,9 @@ def test_a_runtime_that_hides_loads_is_faster(opt_175b, t4):
 
 def test_the_longest_chain_is_the_prediction(opt_175b, t4):
     block = policy(Shares(host=0.5, disk=0.5), DISK, HOST, 32, 8)
-    found = terms(opt_175b, t4, WORK, Options.of(block))
-    shares = shares_vector(placed_policy(opt_175b, t4, block))
-    prefill, decode = chains(found, t4, Options.of(block))
+    found = terms(opt_175b, t4, WORK, PolicyOptions.of(block))
+    shares = shares_vector(place_policy(opt_175b, t4, block))
+    prefill, decode = chains(found, t4, PolicyOptions.of(block))
     prediction = predict(opt_175b, t4, WORK, block)
     assert prediction.prefill_s == pytest.approx(max(float(each @ shares) for each in prefill.values()))
     assert prediction.decode_s == pytest.approx(31 * max(float(each @ shares) for each in decode.values()))
@@ -163,12 +163,12 @@ def test_reads_lose_to_what_is_computed_beside_them(opt_6_7b, t4):
 
 
 def test_tensors_lie_where_their_middle_falls(opt_175b, t4):
-    placed = placed_policy(opt_175b, t4, policy(Shares(0.2, 0.8)))
+    placed = place_policy(opt_175b, t4, policy(Shares(0.2, 0.8)))
     # Of attention's four equal matrices, the last; of the FFN's two, none.
     assert placed.weights.gpu == pytest.approx(1 / 12) and placed.weights.host == pytest.approx(11 / 12)
-    half = placed_policy(opt_175b, t4, policy(Shares(host=0.5, disk=0.5)))
+    half = place_policy(opt_175b, t4, policy(Shares(host=0.5, disk=0.5)))
     assert half.weights.disk == pytest.approx(0.5)
-    assert placed_policy(opt_175b, own(t4), policy(Shares(0.2, 0.8))).weights.gpu == 0.2
+    assert place_policy(opt_175b, own(t4), policy(Shares(0.2, 0.8))).weights.gpu == 0.2
 
 
 def test_near_storage_drives_attend_beside_the_gpu(opt_6_7b, t4):
@@ -205,7 +205,7 @@ def test_workloads_of_no_tokens_are_rejected(counts):
 
 
 def test_vectors_are_linear_in_the_shares(opt_6_7b, t4):
-    found = terms(opt_6_7b, t4, WORK, Options(4, 2))
+    found = terms(opt_6_7b, t4, WORK, PolicyOptions(4, 2))
     both = [shares_vector(policy(*kinds)) for kinds in ((GPU, GPU, GPU), (DISK, HOST, DISK))]
     for vector in (*found.prefill.values(), *found.decode.values()):
         middle = float(vector @ (0.5 * (both[0] + both[1])))
@@ -219,7 +219,7 @@ def test_what_takes_as_long_as_computing_waits_for_it_now_and_then(opt_6_7b, t4)
     placed = policy(DISK, HOST, HOST, 8, 4)
     alone = predict(opt_6_7b, own(t4), WORK, placed)
     waiting = predict(opt_6_7b, ours, WORK, placed)
-    both = chains(terms(opt_6_7b, ours, WORK, Options.of(placed)), ours, Options.of(placed))
+    both = chains(terms(opt_6_7b, ours, WORK, PolicyOptions.of(placed)), ours, PolicyOptions.of(placed))
     for part, plain, found, steps in ((both[0], alone.prefill_s, waiting.prefill_s, 1),
                                       (both[1], alone.decode_s, waiting.decode_s, WORK.new_tokens - 1)):  # fmt: skip
         second, longest = sorted(float(vector @ shares_vector(placed)) * steps for vector in part.values())[-2:]

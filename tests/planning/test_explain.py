@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.explain import changes, explain, one_line, summary, written_bytes
+from nearflash.planning.explain import changes, count_written_bytes, explain, one_line, summary
 from nearflash.planning.plan_file import PlanFile, plan_text, read_plan, write_plan
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import DeviceTier
@@ -29,11 +29,11 @@ def test_the_first_line_answers(plan):
 
 
 def test_wear_is_what_the_cache_writes(plan, t4):
-    disk, device = written_bytes(plan)
+    disk, device = count_written_bytes(plan)
     assert disk == pytest.approx(plan.shape.kv_bytes_per_token * 96 * 256 * (512 + 31)) and device == 0
     machine = replace(t4, device=DeviceTier("test", 1e13, 1e10, 1e9, 3e9))
     kept = plan_for(plan.shape, machine, plan.workload, replace(plan.policy, cache=Shares(device=1)))
-    assert written_bytes(kept) == pytest.approx((0, disk))
+    assert count_written_bytes(kept) == pytest.approx((0, disk))
 
 
 def test_changes_name_what_it_waits_for_first(plan):

@@ -3,15 +3,15 @@ from dataclasses import replace
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.profile import DeviceTier, DiskRate, known_machines, load_machine, machine_toml, parse_machine
+from nearflash.planning.profile import DeviceTier, DiskRate, list_machines, load_machine, machine_toml, parse_machine
 
 DEVICE = DeviceTier("data sheet", 1e12, 10e9, 2e9, 3e9, 0.125)
 RATE = DiskRate("read", True, 1 << 20, 4, 2.5e9)
 
 
 def test_every_profile_that_comes_along_is_read_and_has_sources():
-    assert "t4" in known_machines()
-    for name in known_machines():
+    assert "t4" in list_machines()
+    for name in list_machines():
         machine = load_machine(name)
         assert machine.name == name
         assert all(len(part.source) > 10 for part in (machine.memory, machine.links, machine.compute))

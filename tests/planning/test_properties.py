@@ -16,7 +16,7 @@ from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import load_machine
 from nearflash.planning.search import Space, plan_for, search, tokens_per_second_at_best
 from nearflash.planning.shapes import from_config
-from nearflash.planning.terms import Options, Workload
+from nearflash.planning.terms import PolicyOptions, Workload
 
 T4 = load_machine("t4")
 GPU24 = load_machine("gpu24")
@@ -144,7 +144,7 @@ def test_a_search_fits_or_refuses(shape, gpu_part, host_part):
         return
     assert all(peak.fits for peak in peaks(shape, machine, plan.workload, plan.policy).values())
     # Rounded shares are no faster than the program's, whose shares need not be whole layers.
-    best = max(tokens_per_second_at_best(shape, machine, plan.workload, Options.of(plan.policy)), 1e-9)
+    best = max(tokens_per_second_at_best(shape, machine, plan.workload, PolicyOptions.of(plan.policy)), 1e-9)
     assert plan.prediction.tokens_per_second <= best * 1.01
 
 
@@ -165,7 +165,7 @@ def test_the_program_is_no_worse_than_a_grid_of_policies(shape):
                 if all(peak.fits for peak in peaks(shape, machine, workload, policy).values()):
                     speeds.append(predict(shape, machine, workload, policy).tokens_per_second)
     if speeds:
-        best = tokens_per_second_at_best(shape, machine, workload, Options(4, 3))
+        best = tokens_per_second_at_best(shape, machine, workload, PolicyOptions(4, 3))
         assert best >= max(speeds) * (1 - 2e-3)
 
 

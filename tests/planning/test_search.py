@@ -62,12 +62,12 @@ def test_blocks_divide_the_prompts_evenly(opt_6_7b, t4, sequences):
     space = Space(max_sequences=sequences)
     plan = search(opt_6_7b, machine, WORK, space)
     assert fits(plan) and plan.policy.block_size <= sequences + 3
-    assert space.filled(plan.policy.block_size) > 0.8
+    assert space.share_filled(plan.policy.block_size) > 0.8
 
 
 def test_places_of_blocks_that_are_filled():
-    assert Space(max_sequences=100).filled(96) == pytest.approx(100 / 192)
-    assert Space(max_sequences=100).filled(50) == 1 and Space().filled(96) == 1
+    assert Space(max_sequences=100).share_filled(96) == pytest.approx(100 / 192)
+    assert Space(max_sequences=100).share_filled(50) == 1 and Space().share_filled(96) == 1
 
 
 def test_more_memory_is_never_slower(opt_6_7b, t4):

@@ -4,7 +4,7 @@ import pytest
 
 from nearflash.planning.plan_file import PlanFile
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.planning.spans import predicted_spans
+from nearflash.planning.spans import predict_spans
 from nearflash.planning.terms import Workload
 from nearflash.support.timeline import Predicted
 
@@ -17,7 +17,7 @@ PREDICTION = {
 def spans(sequences, overlap):
     disk = Shares(disk=1.0)
     policy = OffloadPolicy(2, 2, weights=disk, cache=disk, activations=disk, overlap=overlap)
-    return list(predicted_spans(PlanFile(policy, Workload(8, 3), "", "here", PREDICTION), sequences))
+    return list(predict_spans(PlanFile(policy, Workload(8, 3), "", "here", PREDICTION), sequences))
 
 
 def test_parts_that_overlap_begin_together():

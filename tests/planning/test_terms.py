@@ -7,9 +7,9 @@ import pytest
 from nearflash.planning.cost import predict
 from nearflash.planning.memory import ALIGNMENT_BYTES, peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.planning.profile import Compute, DeviceTier, Disk, Links, Machine, Memory, Schedule
+from nearflash.planning.profile import Compute, DeviceTier, Disk, Links, Machine, MemorySizes, RuntimeCosts
 from nearflash.planning.shapes import from_config
-from nearflash.planning.terms import VARIABLES, Options, Workload, on, shares_vector, terms
+from nearflash.planning.terms import VARIABLES, PolicyOptions, Workload, on, shares_vector, terms
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCABULARY = 2, 64, 4, 2, 16, 128, 100
 PROMPT, NEW, SIZE, COUNT = 10, 5, 3, 2
@@ -45,17 +45,17 @@ def machine():
     """Each rate a power of ten of its own, so that no term can pass for another."""
     return Machine(
         "round numbers",
-        Memory("test", 1e9, 1e9, 1e9),
+        MemorySizes("test", 1e9, 1e9, 1e9),
         Links("test", 1e3, 1e4, 1e5),
         Disk("test", 1e6, 1e7, 1e8, 1e9, 1e10),
         Compute("test", 1e11, 1e12, 1e13, 1e14, 1e18, 1e15, 1e16, 1e5),
-        Schedule("test"),
+        RuntimeCosts("test"),
         DeviceTier("test", 1e9, 1e2, 1e3, 1e4),
     )
 
 
 WORK = Workload(PROMPT, NEW)
-OPTIONS = Options(SIZE, COUNT)
+OPTIONS = PolicyOptions(SIZE, COUNT)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace, rank: int) -> None:
 
 
 def _prompts(file: Path) -> list[str] | list[list[int]]:
-    """Of a file. Raises CommandError."""
+    """Prompts of a file. Raises CommandError."""
     lines = read_lines(file)
     try:
         rows = [json.loads(line) for line in lines]

@@ -23,10 +23,10 @@ from nearflash.inference.prompts import encode_text, position_limit, prompt_rows
 from nearflash.inference.settings import Caller, check_processors, check_seed, generation_settings
 from nearflash.offload.report import OffloadProgress, OffloadResult
 from nearflash.offload.results import Results, prompt_digest
-from nearflash.offload.run import Run, RunContext, RunRequest
+from nearflash.offload.run import OffloadRun, RunContext, RunRequest
 from nearflash.offload.schedule.pipeline import open_stage
 from nearflash.offload.tiers.ledger import Budgets, Ledger
-from nearflash.offload.tiers.link import Link
+from nearflash.offload.tiers.link import DeviceLink
 from nearflash.offload.tiers.placement import place_units
 from nearflash.offload.weights.experts.cache import ExpertCache
 from nearflash.offload.weights.experts.mixture import MixtureLayer, find_mixtures
@@ -79,8 +79,8 @@ class OffloadedModel:
         self.ledger = Ledger(budgets or Budgets())
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
         self.model = guard(self.skeleton.model)
-        self._sources = self._named_sources()
-        self.link = Link(device)
+        self._sources = self._name_sources()
+        self.link = DeviceLink(device)
         sources = self.skeleton.layer_sources
         self.stage = open_stage(len(sources))
         for number, layer in enumerate(sources):
@@ -108,7 +108,7 @@ class OffloadedModel:
 
     @property
     def tokenizer(self) -> Any:
-        """Of the folder, padding on the left; loaded when it is first used. Raises CommandError where there is none."""
+        """The folder's tokenizer, padding on the left; loaded at its first use. Raises CommandError without one."""
         if self._tokenizer is None:
             try:
                 self._tokenizer = load_tokenizer(self.skeleton.folder)
@@ -183,7 +183,7 @@ class OffloadedModel:
             engine,
             attention,
         )
-        run = Run(self._context, request)
+        run = OffloadRun(self._context, request)
         if results is None:
             return run.all(None)
         with Results(results, [prompt_digest(row) for row in rows], kept) as file:
@@ -224,7 +224,7 @@ class OffloadedModel:
         return mixtures
 
     def _load_others(self) -> None:
-        """What lies outside the layers, and buffers within them, into the memory of what computes."""
+        """Load what lies outside the layers, and buffers within them, into the memory of what computes."""
         wanted = dict(self.skeleton.other_sources)
         prefixes = {id(layer): name for name, layer in self.model.named_modules()}
         for layer, sources in zip(self.skeleton.layers, self.skeleton.layer_sources, strict=True):
@@ -248,23 +248,23 @@ class OffloadedModel:
                 if buffer is not None:
                     module._buffers[leaf] = buffer.to(self.link.device)
 
-    def _named_sources(self) -> dict[str, Source]:
-        """Where each parameter of a layer comes from, by its name in the model; the layers' own lists lose some."""
+    def _name_sources(self) -> dict[str, Source]:
+        """Sources of the layers' parameters, by name in the model; the layers' own lists lose some."""
         prefixes = {id(module): name for name, module in self.model.named_modules()}
         layers = zip(self.skeleton.layers, self.skeleton.layer_sources, strict=True)
-        return {f"{prefixes[id(layer)]}.{name}": own for layer, part in layers for name, own in part.items()}
+        return {f"{prefixes[id(layer)]}.{name}": source for layer, part in layers for name, source in part.items()}
 
     def _identity(self) -> dict[str, str]:
-        """What texts depend on beside the settings of generation: digests of the model and its files.
+        """Digests of the model and its files: texts depend on them beside the settings of generation.
 
         Layers count by the files that they are read from, wherever they lie now.
         """
         stored = {}
         for name, source in self._sources.items():
-            read = [(each.tensor, each.tensor.file, str(each.place)) for each in source.pieces]
+            read = [(piece.tensor, piece.tensor.file, str(piece.place)) for piece in source.pieces]
             pieces = [[file_digest(file.path, file.descriptor(direct=False)), tensor.offset, tensor.form, place]
                       for tensor, file, place in read]  # fmt: skip
             stored[name] = digest_of([str(source.dtype), plain(source.shape), pieces, plain(source.patterns)])
         has_words = (self.skeleton.folder / "tokenizer_config.json").is_file()
-        own = ModelIdentity.of(self.model, self.tokenizer if has_words else None, stored=stored)
-        return own.parts
+        identity = ModelIdentity.of(self.model, self.tokenizer if has_words else None, stored=stored)
+        return identity.parts

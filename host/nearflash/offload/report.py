@@ -1,4 +1,4 @@
-"""What a generation reports: how far it is, what it cost, and the texts with their cost at its end."""
+"""Reports of a generation: how far it is, and at its end the texts and their cost."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class OffloadProgress:
 
 @dataclass(frozen=True)
 class OffloadReport:
-    """What one call of `generate` cost."""
+    """The cost of one call of `generate`."""
 
     new_tokens: int
     """Of all prompts, up to their stop tokens."""
@@ -64,7 +64,7 @@ class OffloadReport:
 
 @dataclass(frozen=True)
 class OffloadResult:
-    """What came of the prompts, in their order."""
+    """Continued prompts, in their order."""
 
     tokens: list[list[int]]
     """New ones, up to the stop token."""

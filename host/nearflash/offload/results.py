@@ -31,7 +31,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def prompt_digest(tokens: Sequence[int]) -> str:
-    """Of a prompt's tokens."""
+    """The digest of a prompt's tokens, 32 hexadecimal digits of SHA-256."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:32]
 
 
@@ -129,7 +129,7 @@ class Results:
                 continue
             what = f"line {number + 1} of the results {self.path}"
             try:
-                found = json.loads(line)
+                body = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise StateError(f"{what} is damaged ({error}): remove it, or name another file") from error
             kinds = {"prompt": int, "digest": str, "tokens": list, "text": str, "crc32": int}
@@ -148,12 +148,12 @@ class Results:
 
 
 def _difference(line: bytes, header: str) -> str:
-    """What a first line has otherwise than `header`, by the settings' names."""
+    """Name the settings of a first line that are others than in `header`."""
     try:
-        found, own = ({**settings, **settings.get("generation", {})} for settings in
+        theirs, ours = ({**settings, **settings.get("generation", {})} for settings in
                       (json.loads(text)["settings"] for text in (line, header)))  # fmt: skip
-        found.pop("generation", None), own.pop("generation", None)
-        names = sorted(name for name in {*found, *own} if found.get(name) != own.get(name))
+        theirs.pop("generation", None), ours.pop("generation", None)
+        names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         names = []
     return f"its first line has another {', '.join(names)}" if names else "its first line is another program's"

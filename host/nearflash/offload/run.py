@@ -22,16 +22,16 @@ from nearflash.offload.report import OffloadProgress, OffloadReport, OffloadResu
 from nearflash.offload.results import Results
 from nearflash.offload.sampling import GumbelSampler, warpers
 from nearflash.offload.schedule.pipeline import PipelineStage
-from nearflash.offload.schedule.zigzag import Batch, Interception, ZigZag
+from nearflash.offload.schedule.zigzag import Interception, ScheduledBatch, ZigZag
 from nearflash.offload.tiers.ledger import PHASES, Ledger
-from nearflash.offload.tiers.link import Link
+from nearflash.offload.tiers.link import DeviceLink
 from nearflash.offload.weights.experts.cache import ExpertCache, HitCounts
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.support.process import peak_resident_bytes
 from nearflash.weights.pretrained import silent_transformers
 
-__all__ = ["Run", "RunContext", "RunRequest"]
+__all__ = ["OffloadRun", "RunContext", "RunRequest"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunContext:
     policy: OffloadPolicy
     weights: LayerWeights
     experts: ExpertCache | None
-    link: Link
+    link: DeviceLink
     ledger: Ledger
     stage: PipelineStage
     """This process's share of the layers."""
@@ -75,7 +75,7 @@ class RunRequest:
     """Of the engine that is opened where none is given; None: dense."""
 
 
-class Run:
+class OffloadRun:
     """One call of `generate`."""
 
     def __init__(self, context: RunContext, request: RunRequest) -> None:
@@ -153,7 +153,7 @@ class Run:
                 assert self._engine is not None
                 cache = NearflashCache(self._engine, context.model.config)
             generation = _BatchGeneration(self, batch, cache)
-            batches.append(Batch(generation.generate, f"batch {number}", tiered.tiered, parked, self._steps))
+            batches.append(ScheduledBatch(generation.generate, f"batch {number}", tiered.tiered, parked, self._steps))
         assert memory.mover is not None
         schedule = ZigZag(
             context.layers, context.weights, memory.mover, context.ledger, context.stage,
@@ -223,7 +223,7 @@ class Run:
 class _BatchGeneration(StoppingCriteria):
     """transformers' generation of one batch, in a fiber."""
 
-    def __init__(self, run: Run, prompts: list[int], cache: Any) -> None:
+    def __init__(self, run: OffloadRun, prompts: list[int], cache: Any) -> None:
         self._run, self._prompts, self._cache = run, prompts, cache
         self._model, self._stage = run.context.model, run.context.stage
         self._rows = [run.request.prompts[prompt] for prompt in prompts]

@@ -39,8 +39,8 @@ class GumbelSampler(LogitsProcessor):
 
 
 def warpers(model: Any, settings: GenerationSettings) -> Callable[[Tensor, Tensor], Tensor]:
-    """What transformers does to scores before it draws: temperature, top-k, top-p and the like, as settings state."""
+    """transformers' changes of scores before it draws: temperature, top-k, top-p and the like, as settings state."""
     names = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
-    own = GenerationConfig(do_sample=True, **{name: settings.fields[name] for name in names})
-    found: Callable[[Tensor, Tensor], Tensor] = model._get_logits_processor(own, device=model.device)
-    return found
+    config = GenerationConfig(do_sample=True, **{name: settings.fields[name] for name in names})
+    processor: Callable[[Tensor, Tensor], Tensor] = model._get_logits_processor(config, device=model.device)
+    return processor

@@ -20,9 +20,9 @@ from nearflash.abi.errors import PlanError
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import Linear, ModelShape
-from nearflash.planning.terms import Options, Phase, Terms, Vector, Workload, on, shares_vector, terms
+from nearflash.planning.terms import Phase, PolicyOptions, Terms, Vector, Workload, on, shares_vector, terms
 
-__all__ = ["FORMS", "Form", "Prediction", "chains", "expert_seconds", "placed_policy", "predict"]
+__all__ = ["FORMS", "Form", "Prediction", "chains", "expert_seconds", "place_policy", "predict"]
 
 Form: TypeAlias = Literal["nearflash", "released", "paper"]
 FORMS: tuple[Form, ...] = ("nearflash", "released", "paper")
@@ -53,7 +53,7 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """Of the block."""
+        """Seconds of the block."""
         return self.prefill_s + self.decode_s
 
     @property
@@ -86,7 +86,7 @@ def _sum(phase: Phase, names: Sequence[str]) -> Vector:
 
 
 def chains(
-    found: Terms, machine: Machine, options: Options, form: Form = "nearflash"
+    phases: Terms, machine: Machine, options: PolicyOptions, form: Form = "nearflash"
 ) -> tuple[dict[str, Vector], dict[str, Vector]]:  # fmt: skip
     """Sums of which the longest is a phase's time, with overlap: of prefill and of a step of decode."""
     parts = [
@@ -97,7 +97,7 @@ def chains(
             "disk writes": _sum(phase, _TO_DISK),
             "computing": _sum(phase, _COMPUTE),
         }
-        for phase in (found.prefill, found.decode)
+        for phase in (phases.prefill, phases.decode)
     ]
     if form == "paper":
         return parts[0], parts[1]
@@ -109,7 +109,7 @@ def chains(
             "computing": prefill["computing"],
         }, {name: decode["host to gpu"] + part for name, part in decode.items() if name != "host to gpu"}
     schedule = machine.schedule
-    for part, phase in ((prefill, found.prefill), (decode, found.decode)):
+    for part, phase in ((prefill, phases.prefill), (decode, phases.decode)):
         copies, reads = part["host to gpu"] + part["gpu to host"], part.pop("disk reads")
         part["disk"] = reads + part.pop("disk writes") + schedule.reads_lost_to_computing * part["computing"]
         part["computing"] = (
@@ -122,7 +122,7 @@ def chains(
                 part["device"] = phase["device"]
             else:
                 part["computing"] = part["computing"] + phase["device"]
-    exposed = machine.schedule.exposed_weight_loads * _sum(found.decode, ("weights to gpu", "activations to gpu"))
+    exposed = machine.schedule.exposed_weight_loads * _sum(phases.decode, ("weights to gpu", "activations to gpu"))
     hidden = decode["host to gpu"] - exposed
     return prefill, {**{name: part + exposed for name, part in decode.items()}, "host to gpu": hidden + exposed}
 
@@ -135,14 +135,14 @@ def predict(
         raise PlanError("shares on disk must be 0: the machine's profile has no table [disk]")
     if machine.device is None and policy.cache.device:
         raise PlanError("shares on a device must be 0: the machine's profile has no table [device]")
-    placed = placed_policy(shape, machine, policy)
-    options, shares = Options.of(policy), shares_vector(placed)
-    found = terms(shape, machine, workload, options)
+    placed = place_policy(shape, machine, policy)
+    options, shares = PolicyOptions.of(policy), shares_vector(placed)
+    phases = terms(shape, machine, workload, options)
     steps = workload.new_tokens - 1
-    prefill = {name: float(vector @ shares) for name, vector in found.prefill.items()}
-    decode = {name: float(vector @ shares) * steps for name, vector in found.decode.items()}
+    prefill = {name: float(vector @ shares) for name, vector in phases.prefill.items()}
+    decode = {name: float(vector @ shares) * steps for name, vector in phases.decode.items()}
     if policy.overlap:
-        both = chains(found, machine, options, form)
+        both = chains(phases, machine, options, form)
         longest = [{name: float(vector @ shares) for name, vector in part.items()} for part in both]
         ahead = machine.schedule.visits_ahead if form == "nearflash" else 0
         prefill_s, decode_s = (_beside(part.values(), ahead) for part in longest)
@@ -153,9 +153,9 @@ def predict(
         slower = decode if decode_s >= prefill_s else prefill
     tokens = policy.block_size * workload.new_tokens
     moved = {}
-    for name in {**found.prefill_bytes, **found.decode_bytes}:
-        total = float(found.prefill_bytes.get(name, on(0)) @ shares)
-        total += float(found.decode_bytes.get(name, on(0)) @ shares) * steps
+    for name in {**phases.prefill_bytes, **phases.decode_bytes}:
+        total = float(phases.prefill_bytes.get(name, on(0)) @ shares)
+        total += float(phases.decode_bytes.get(name, on(0)) @ shares) * steps
         moved[name] = total / tokens
     return Prediction(prefill_s, decode_s, tokens, policy.block_size * steps, prefill, decode, moved,
                       bottleneck=max(slower, key=slower.__getitem__))  # fmt: skip
@@ -202,7 +202,7 @@ def _without_overlap(prefill: dict[str, float]) -> float:
     return sum(prefill.values()) - back + left
 
 
-def placed_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) -> OffloadPolicy:
+def place_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) -> OffloadPolicy:
     """The policy as the machine's runtime places it: where it places tensors, shares of weights become theirs.
 
     FlexGen puts a tensor where its middle falls when a layer's (attention's, and the FFN's) lie in a row: disk first,
@@ -212,17 +212,17 @@ def placed_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) ->
         return policy
     totals = {"gpu": 0.0, "host": 0.0, "disk": 0.0}
     for layer, number in shape.kinds:
-        attention = [each for each in layer.linears if "attn" in each.name or "attention" in each.name]
-        for part in (attention, [each for each in layer.linears if each not in attention]):
+        attention = [linear for linear in layer.linears if "attn" in linear.name or "attention" in linear.name]
+        for part in (attention, [linear for linear in layer.linears if linear not in attention]):
             _place(part, number, policy.weights, totals)
     every = sum(totals.values())
     return replace(policy, weights=Shares(**{tier: part / every for tier, part in totals.items()}))
 
 
 def _place(linears: Sequence[Linear], number: int, shares: Shares, totals: dict[str, float]) -> None:
-    size, before = sum(each.parameters for each in linears), 0
-    for each in linears:
-        middle = (before + each.parameters / 2) / size
+    size, before = sum(linear.parameters for linear in linears), 0
+    for linear in linears:
+        middle = (before + linear.parameters / 2) / size
         tier = "disk" if middle < shares.disk else "host" if middle < shares.disk + shares.host else "gpu"
-        totals[tier] += number * each.parameters
-        before += each.parameters
+        totals[tier] += number * linear.parameters
+        before += linear.parameters

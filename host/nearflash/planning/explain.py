@@ -1,4 +1,4 @@
-"""What a plan means: the answer in one line, then why, and what would change it."""
+"""A plan in words: the answer in one line, then why, and what would change it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from nearflash.planning.cost import predict
 from nearflash.planning.policy import Shares
 from nearflash.planning.profile import Machine
 from nearflash.planning.search import Plan, tokens_per_second_at_best
-from nearflash.planning.terms import Options
+from nearflash.planning.terms import PolicyOptions
 
-__all__ = ["Change", "changes", "explain", "one_line", "summary", "written_bytes"]
+__all__ = ["Change", "changes", "count_written_bytes", "explain", "one_line", "summary"]
 
 _MORE = 0.25
 """Share of a tier's memory, or of a rate, that is added to see what it would give."""
@@ -35,7 +35,7 @@ class Change:
     tokens_per_second: float
 
 
-def written_bytes(plan: Plan) -> tuple[float, float]:
+def count_written_bytes(plan: Plan) -> tuple[float, float]:
     """Bytes that a block writes to flash: to disk, to near-storage drives."""
     per_token = plan.prediction.bytes_per_token
     tokens = plan.prediction.generated_tokens
@@ -48,31 +48,32 @@ def written_bytes(plan: Plan) -> tuple[float, float]:
 
 def one_line(plan: Plan) -> str:
     """Will it fit, how fast, how many bytes and how much wear."""
-    found, wear = plan.prediction, sum(written_bytes(plan))
-    disk = found.bytes_per_token.get("weights disk to host", 0.0) + found.bytes_per_token.get("cache disk to host", 0.0)
+    prediction, wear = plan.prediction, sum(count_written_bytes(plan))
+    disk = sum(prediction.bytes_per_token.get(f"{what} disk to host", 0.0) for what in ("weights", "cache"))
     return (
-        f"It fits {plan.machine.name}: {found.tokens_per_second:.3g} token/s over {plan.policy.block_size} sequences "
-        f"at once, {_seconds(found.seconds)} for all their {found.generated_tokens} tokens, {_bytes(disk)} read from "
-        f"disk a token, {_bytes(wear)} written to flash; it waits for {_waits(found.bottleneck)}."
+        f"It fits {plan.machine.name}: {prediction.tokens_per_second:.3g} token/s over {plan.policy.block_size} "
+        f"sequences at once, {_seconds(prediction.seconds)} for all their {prediction.generated_tokens} tokens, "
+        f"{_bytes(disk)} read from disk a token, {_bytes(wear)} written to flash; it waits for "
+        f"{_waits(prediction.bottleneck)}."
     )
 
 
 def changes(plan: Plan) -> list[Change]:
-    """What a quarter more of each memory or rate would give, the most useful first; none below 1 %."""
+    """Speeds with a quarter more of each memory or rate, the most useful first; none below 1 %."""
     machine, now = plan.machine, plan.prediction.tokens_per_second
-    found: list[Change] = []
+    gains: list[Change] = []
     for tier in ("gpu", "host"):
         key = f"{tier}_bytes"
         more = getattr(machine.memory, key) * _MORE
         larger = machine.with_memory(**{key: getattr(machine.memory, key) + more})
-        speed = tokens_per_second_at_best(plan.shape, larger, plan.workload, Options.of(plan.policy))
-        found.append(Change(f"{_bytes(more)} more {tier} memory", speed))
+        speed = tokens_per_second_at_best(plan.shape, larger, plan.workload, PolicyOptions.of(plan.policy))
+        gains.append(Change(f"{_bytes(more)} more {tier} memory", speed))
     for name, key in _RATES.items():
         if faster := _with_rate(machine, key):
             speed = predict(plan.shape, faster, plan.workload, plan.policy).tokens_per_second
-            found.append(Change(f"{name} {1 + _MORE:.2f} times as fast", speed))
-    return sorted((each for each in found if each.tokens_per_second > now * 1.01),
-                  key=lambda each: -each.tokens_per_second)  # fmt: skip
+            gains.append(Change(f"{name} {1 + _MORE:.2f} times as fast", speed))
+    return sorted((change for change in gains if change.tokens_per_second > now * 1.01),
+                  key=lambda change: -change.tokens_per_second)  # fmt: skip
 
 
 def _with_rate(machine: Machine, key: str) -> Machine | None:
@@ -86,19 +87,19 @@ def _with_rate(machine: Machine, key: str) -> Machine | None:
 
 def explain(plan: Plan) -> Iterator[str]:
     """All of it, as lines of text."""
-    found, policy = plan.prediction, plan.policy
+    prediction, policy = plan.prediction, plan.policy
     yield one_line(plan)
     yield ""
     yield f"policy      {policy.num_batches} batches of {policy.batch_size} sequences; {_kinds(plan)}"
     for what in ("weights", "cache", "activations"):
         yield f"  {what:<12}{_shares(getattr(policy, what))}"
-    yield f"time        prefill {_seconds(found.prefill_s)}, decode {_seconds(found.decode_s)}"
-    for phase, seconds in (("prefill", found.prefill), ("decode", found.decode)):
-        parts = sorted(seconds.items(), key=lambda each: -each[1])
+    yield f"time        prefill {_seconds(prediction.prefill_s)}, decode {_seconds(prediction.decode_s)}"
+    for phase, seconds in (("prefill", prediction.prefill), ("decode", prediction.decode)):
+        parts = sorted(seconds.items(), key=lambda part: -part[1])
         shown = ", ".join(f"{name} {_seconds(part)}" for name, part in parts if part > 0.005 * max(seconds.values()))
         yield f"  {phase:<12}{shown} (each alone; they overlap)" if policy.overlap else f"  {phase:<12}{shown}"
     yield "bytes a generated token"
-    for name, moved in found.bytes_per_token.items():
+    for name, moved in prediction.bytes_per_token.items():
         if moved:
             yield f"  {name:<26}{_bytes(moved)}"
     yield "memory at most (gpu: of what computes; without a GPU, a part of the host's)"
@@ -107,36 +108,36 @@ def explain(plan: Plan) -> Iterator[str]:
             fraction = f"{peak.peak_bytes / peak.limit_bytes:.0%} of {_bytes(peak.limit_bytes)}"
             yield (f"  {peak.tier:<12}{_bytes(peak.prefill_bytes)} in prefill, {_bytes(peak.decode_bytes)} in decode "
                    f"({fraction})")  # fmt: skip
-    disk, device = written_bytes(plan)
+    disk, device = count_written_bytes(plan)
     yield f"wear        {_bytes(disk)} written to disk, {_bytes(device)} to near-storage drives, by a block"
-    yield f"waits for   {_waits(found.bottleneck)}"
+    yield f"waits for   {_waits(prediction.bottleneck)}"
     for change in changes(plan):
-        gain = change.tokens_per_second / found.tokens_per_second
+        gain = change.tokens_per_second / prediction.tokens_per_second
         yield f"  {change.what}: {change.tokens_per_second:.3g} token/s ({gain:.2f} times as many)"
 
 
 def summary(plan: Plan) -> dict[str, Any]:
     """The same as plain values for JSON; bytes, seconds, tokens a second."""
-    found = plan.prediction
-    disk, device = written_bytes(plan)
+    prediction = plan.prediction
+    disk, device = count_written_bytes(plan)
     return {
         "machine": plan.machine.name,
         "fits": True,
         "parameters": plan.shape.parameters,
         "block_sequences": plan.policy.block_size,
-        "tokens_per_second": found.tokens_per_second,
-        "decode_tokens_per_second": found.decode_tokens_per_second,
-        "prefill_seconds": found.prefill_s,
-        "decode_seconds": found.decode_s,
-        "prefill_parts_seconds": found.prefill,
-        "decode_parts_seconds": found.decode,
-        "bytes_per_token": found.bytes_per_token,
+        "tokens_per_second": prediction.tokens_per_second,
+        "decode_tokens_per_second": prediction.decode_tokens_per_second,
+        "prefill_seconds": prediction.prefill_s,
+        "decode_seconds": prediction.decode_s,
+        "prefill_parts_seconds": prediction.prefill,
+        "decode_parts_seconds": prediction.decode,
+        "bytes_per_token": prediction.bytes_per_token,
         "peak_bytes": {tier: peak.peak_bytes for tier, peak in plan.peaks.items()},
         "limit_bytes": {tier: peak.limit_bytes for tier, peak in plan.peaks.items()},
         "disk_written_bytes": disk,
         "device_written_bytes": device,
-        "bottleneck": found.bottleneck,
-        "changes": [{"what": each.what, "tokens_per_second": each.tokens_per_second} for each in changes(plan)],
+        "bottleneck": prediction.bottleneck,
+        "changes": [{"what": change.what, "tokens_per_second": change.tokens_per_second} for change in changes(plan)],
         "text": one_line(plan),
     }
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearflash.planning.cost import placed_policy
+from nearflash.planning.cost import place_policy
 from nearflash.planning.policy import OffloadPolicy, prefill_tokens
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape, bytes_of
-from nearflash.planning.terms import Options, Vector, Workload, on, shares_vector
+from nearflash.planning.terms import PolicyOptions, Vector, Workload, on, shares_vector
 
 __all__ = ["ALIGNMENT_BYTES", "TIERS", "Peak", "limits", "peak_vectors", "peaks"]
 
@@ -37,7 +37,7 @@ class Peak:
 
     @property
     def peak_bytes(self) -> float:
-        """Of both phases."""
+        """Bytes at most in both phases."""
         return max(self.prefill_bytes, self.decode_bytes)
 
     @property
@@ -55,18 +55,18 @@ def limits(machine: Machine) -> dict[str, float]:
 
 def peaks(shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy) -> dict[str, Peak]:
     """The peaks of a policy by tier."""
-    shares = shares_vector(placed_policy(shape, machine, policy))
-    vectors = peak_vectors(shape, machine, workload, Options.of(policy))
+    shares = shares_vector(place_policy(shape, machine, policy))
+    vectors = peak_vectors(shape, machine, workload, PolicyOptions.of(policy))
     every = limits(machine)
-    found = {}
+    by_tier = {}
     for tier in TIERS:
         prefill, decode = (float(vector @ shares) for vector in vectors[tier])
-        found[tier] = Peak(tier, prefill, decode, every[tier])
-    return found
+        by_tier[tier] = Peak(tier, prefill, decode, every[tier])
+    return by_tier
 
 
 def peak_vectors(
-    shape: ModelShape, machine: Machine, workload: Workload, options: Options
+    shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions
 ) -> Mapping[str, tuple[Vector, Vector]]:
     """Peaks in prefill and in decode, by tier."""
     home = _home(shape, machine, workload, options)
@@ -75,8 +75,8 @@ def peak_vectors(
     return {tier: (home[tier] + phases[0].get(tier, none), home[tier] + phases[1].get(tier, none)) for tier in TIERS}
 
 
-def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> dict[str, Vector]:
-    """What stays where its share is; the KV cache at its full length, which is allocated at once."""
+def _home(shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions) -> dict[str, Vector]:
+    """Bytes that stay where their share is; the KV cache at its full length, which is allocated at once."""
     weights, _ = shape.weight_bytes(options.weight_bits, options.stored_fraction)
     weights += ALIGNMENT_BYTES * len(shape.layers)
     outside = shape.element_bytes * shape.outside
@@ -99,9 +99,9 @@ def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Opti
 
 
 def _working(
-    shape: ModelShape, machine: Machine, workload: Workload, options: Options, tokens: int
+    shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions, tokens: int
 ) -> dict[str, Vector]:
-    """What passes through while a batch computes `tokens` tokens of each sequence."""
+    """Bytes that pass through while a batch computes `tokens` tokens of each sequence."""
     batch = options.batch_size
     biggest = shape.largest_layer
     _, stored = shape.weight_bytes(options.weight_bits, options.stored_fraction)
@@ -132,21 +132,23 @@ def _working(
     return {"gpu": gpu, "host": host}
 
 
-def _computing_bytes(shape: ModelShape, machine: Machine, workload: Workload, options: Options, tokens: int) -> float:
+def _computing_bytes(
+    shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions, tokens: int
+) -> float:
     """The largest of what attention, the FFN and the logits of one batch need at a time."""
-    batch, each = options.batch_size, shape.element_bytes
+    batch, element_bytes = options.batch_size, shape.element_bytes
     context = workload.prompt_tokens + workload.new_tokens
     # Experts are read once for a batch, and a device attends for a batch.
-    whole = machine.schedule.full_prefill or machine.device is not None or any(each.experts for each in shape.layers)
+    whole = machine.schedule.full_prefill or machine.device is not None or any(layer.experts for layer in shape.layers)
     part = batch * tokens if whole else prefill_tokens(batch, tokens)
-    hidden = each * shape.hidden
-    queries = each * part * shape.heads * shape.head_dim
+    hidden = element_bytes * shape.hidden
+    queries = element_bytes * part * shape.heads * shape.head_dim
     scores = 0
     if tokens == 1 or machine.schedule.stores_scores:
-        scores = 2 * each * part * shape.heads * (context if tokens == 1 else tokens)
+        scores = 2 * element_bytes * part * shape.heads * (context if tokens == 1 else tokens)
     # Hidden states of the batch, before and after a layer that computes a part of it.
     around = 2 * batch * tokens * hidden if part < batch * tokens else 0
     attention = 2 * part * hidden + 3 * queries + scores + shape.kv_bytes_per_token * part
-    ffn = 2 * part * hidden + 2 * each * part * shape.widest
-    logits = batch * tokens * hidden + (each + 4) * batch * shape.vocabulary
+    ffn = 2 * part * hidden + 2 * element_bytes * part * shape.widest
+    logits = batch * tokens * hidden + (element_bytes + 4) * batch * shape.vocabulary
     return float(max(around + max(attention, ffn), logits))

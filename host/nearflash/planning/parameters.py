@@ -26,9 +26,9 @@ def from_parameters(parameters: Mapping[str, Sequence[int]], config: Mapping[str
     inside: dict[int, dict[str, Sequence[int]]] = {}
     outside: dict[str, Sequence[int]] = {}
     for name, shape in parameters.items():
-        found = _NUMBERED.match(name)
-        if found and found[1] == prefix:
-            inside.setdefault(int(found[2]), {})[found[3]] = shape
+        match = _NUMBERED.match(name)
+        if match and match[1] == prefix:
+            inside.setdefault(int(match[2]), {})[match[3]] = shape
         else:
             outside[name] = shape
     experts = [layer.experts for layer in by_rule.layers]
@@ -61,13 +61,13 @@ def _layers_prefix(parameters: Mapping[str, Sequence[int]], number: int) -> str:
     numbers: dict[str, set[int]] = {}
     sizes: dict[str, int] = {}
     for name, shape in parameters.items():
-        if found := _NUMBERED.match(name):
-            numbers.setdefault(found[1], set()).add(int(found[2]))
-            sizes[found[1]] = sizes.get(found[1], 0) + prod(shape)
-    fitting = [prefix for prefix, found in numbers.items() if found == set(range(number))]
+        if match := _NUMBERED.match(name):
+            numbers.setdefault(match[1], set()).add(int(match[2]))
+            sizes[match[1]] = sizes.get(match[1], 0) + prod(shape)
+    fitting = [prefix for prefix, layers in numbers.items() if layers == set(range(number))]
     if not fitting:
         raise PlanError(f"parameters must have a list of {number} layers, as the config has, not lists of "
-                        f"{', '.join(str(len(found)) for found in numbers.values()) or 'none'}")  # fmt: skip
+                        f"{', '.join(str(len(layers)) for layers in numbers.values()) or 'none'}")  # fmt: skip
     return max(fitting, key=sizes.__getitem__)
 
 
@@ -75,23 +75,23 @@ def _layer(parameters: Mapping[str, Sequence[int]], experts: int, chosen: int) -
     linears: dict[str, Linear] = {}
     vectors = expert_vectors = 0
     for name, shape in parameters.items():
-        found = _EXPERTS.search(name)
-        if found is None or not experts:
+        match = _EXPERTS.search(name)
+        if match is None or not experts:
             if _is_matrix(name, shape):
                 linears[name] = Linear(name.replace("experts.", "expert."), *_sides(shape))
             else:
                 vectors += prod(shape)
             continue
         # Experts are one tensor with a dimension of its own, or a tensor each.
-        each = shape if found[1] else shape[1:]
-        one = name[: found.end()].replace(f"{found[1]}.", "") + name[found.end() :] if found[1] else name
-        if not found[1] and (not shape or shape[0] != experts):
+        matrix = shape if match[1] else shape[1:]
+        name_of_all = name[: match.end()].replace(f"{match[1]}.", "") + name[match.end() :] if match[1] else name
+        if not match[1] and (not shape or shape[0] != experts):
             many = shape[0] if shape else "none"
             raise PlanError(f"{name} must have {experts} experts in its first dimension, not {many}")
-        if len(each) >= 2:
-            linears[one] = Linear(one, *_sides(each), experts)
-        elif not found[1] or int(found[1]) == 0:
-            expert_vectors += prod(each)
+        if len(matrix) >= 2:
+            linears[name_of_all] = Linear(name_of_all, *_sides(matrix), experts)
+        elif not match[1] or int(match[1]) == 0:
+            expert_vectors += prod(matrix)
     return LayerShape(tuple(linears.values()), vectors, experts, chosen if experts else 0, expert_vectors)
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from nearflash.abi.errors import PlanError
 from nearflash.planning.memory import TIERS, peak_vectors
 from nearflash.planning.search import Plan
-from nearflash.planning.terms import VARIABLES, Options, shares_vector
+from nearflash.planning.terms import VARIABLES, PolicyOptions, shares_vector
 from nearflash.support.files import replace_file
 
 __all__ = ["save_picture", "tier_bytes"]
@@ -20,8 +20,8 @@ _COLOURS = {"weights": "#4878a8", "cache": "#e08a3c", "activations": "#6aa66a", 
 def tier_bytes(plan: Plan) -> dict[str, dict[str, float]]:
     """Bytes in decode by tier and kind; what a share holds includes the buffers that grow with it."""
     shares = shares_vector(plan.policy)
-    vectors = peak_vectors(plan.shape, plan.machine, plan.workload, Options.of(plan.policy))
-    found: dict[str, dict[str, float]] = {}
+    vectors = peak_vectors(plan.shape, plan.machine, plan.workload, PolicyOptions.of(plan.policy))
+    by_tier: dict[str, dict[str, float]] = {}
     for tier in TIERS:
         decode = vectors[tier][1] * shares
         kinds = {kind: 0.0 for kind in _KINDS}
@@ -29,8 +29,8 @@ def tier_bytes(plan: Plan) -> dict[str, dict[str, float]]:
             kind, _, home = name.partition(".")
             kinds[kind if home == tier else "working set"] += float(decode[at])
         kinds["working set"] += float(decode[-1])
-        found[tier] = kinds
-    return found
+        by_tier[tier] = kinds
+    return by_tier
 
 
 def save_picture(plan: Plan, file: Path) -> None:
@@ -49,11 +49,11 @@ def save_picture(plan: Plan, file: Path) -> None:
 
 
 def _draw_memory(plan: Plan, axes: Any) -> None:
-    found = tier_bytes(plan)
+    sizes = tier_bytes(plan)
     tiers = [tier for tier in TIERS if plan.peaks[tier].limit_bytes]
     left = [0.0] * len(tiers)
     for kind in _KINDS:
-        widths = [found[tier][kind] / plan.peaks[tier].limit_bytes for tier in tiers]
+        widths = [sizes[tier][kind] / plan.peaks[tier].limit_bytes for tier in tiers]
         axes.barh(tiers, widths, left=left, label=kind, color=_COLOURS[kind])
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for at, tier in enumerate(tiers):
@@ -69,7 +69,7 @@ def _draw_step(plan: Plan, axes: Any) -> None:
     steps = max(plan.workload.new_tokens - 1, 1)
     terms = {name: seconds / steps for name, seconds in plan.prediction.decode.items() if seconds > 0}
     start = 0.0
-    for name, seconds in sorted(terms.items(), key=lambda each: -each[1]):
+    for name, seconds in sorted(terms.items(), key=lambda term: -term[1]):
         axes.barh([name], [seconds], left=[start], color="#4878a8")
         start += 0.0 if plan.policy.overlap else seconds
     whole = plan.prediction.decode_s / steps

@@ -58,7 +58,7 @@ class _Stored:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a plan's file holds; `prediction` has the keys of nearflash.planning.explain.summary that are kept."""
+    """Content of a plan's file; `prediction` has the keys of nearflash.planning.explain.summary that are kept."""
 
     policy: OffloadPolicy
     workload: Workload

@@ -19,14 +19,14 @@ from nearflash.abi.errors import PlanError
 from nearflash.support.files import read_text
 from nearflash.support.tables import TableReader, brief
 
-__all__ = ["Compute", "DeviceTier", "Disk", "DiskRate", "Links", "Machine", "Memory", "Schedule", "known_machines",
-           "load_machine", "machine_toml"]  # fmt: skip
+__all__ = ["Compute", "DeviceTier", "Disk", "DiskRate", "Links", "Machine", "MemorySizes", "RuntimeCosts",
+           "list_machines", "load_machine", "machine_toml"]  # fmt: skip
 
 _FORMAT, _VERSION = "nearflash machine", 1
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemorySizes:
     """Bytes that a plan may fill by tier; 0 where the tier is not there."""
 
     source: str
@@ -53,7 +53,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Disk:
-    """What the drives do for weights and for the KV cache, whose files and requests differ.
+    """Rates of the drives for weights and for the KV cache, whose files and requests differ.
 
     write_cache: prefill's writes as the writer sees them, into the page cache where I/O is buffered. write_back: what
     the drive takes in the long run. write_tokens: decode's small writes, a token of each sequence. direct: the kind of
@@ -71,7 +71,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Compute:
-    """Where matrices multiply (GPU), and attention on both sides.
+    """Rates of matrix products (GPU), and of attention on both sides.
 
     Attention in decode is bound by memory: bytes of KV it goes through a second, each counted once for all query heads
     that share it, of prompts without padding (with padding, transformers repeats them for each head first); on the GPU;
@@ -95,15 +95,15 @@ class Compute:
     matmul_factors: tuple[float, ...] = ()
 
     def matmul_factor(self, tokens: float) -> float:
-        """For so many tokens."""
+        """The factor of products of so many tokens."""
         if not self.matmul_factors:
             return 1.0
         return float(np.interp(math.log(tokens), np.log(self.matmul_tokens), self.matmul_factors))
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """What the runtime on this machine cannot hide.
+class RuntimeCosts:
+    """Costs that the runtime on this machine cannot hide.
 
     exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime
     waits for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_routing_s: more
@@ -166,11 +166,11 @@ class Machine:
     """All of it; `device` where there are near-storage drives, `rates` as they were measured."""
 
     name: str
-    memory: Memory
+    memory: MemorySizes
     links: Links
     disk: Disk | None
     compute: Compute
-    schedule: Schedule
+    schedule: RuntimeCosts
     device: DeviceTier | None = None
     rates: tuple[DiskRate, ...] = field(default=())
 
@@ -179,8 +179,8 @@ class Machine:
         return replace(self, memory=replace(self.memory, **bytes_by_tier))  # type: ignore[arg-type]
 
 
-_TABLES: dict[str, Any] = {"memory": Memory, "links": Links, "disk": Disk, "compute": Compute, "schedule": Schedule,
-                           "device": DeviceTier}  # fmt: skip
+_TABLES: dict[str, Any] = {"memory": MemorySizes, "links": Links, "disk": Disk, "compute": Compute,
+                           "schedule": RuntimeCosts, "device": DeviceTier}  # fmt: skip
 _OPTIONAL_TABLES = ("disk", "device")
 _LOST = ("computing_lost_to_reads", "computing_lost_to_copies", "reads_lost_to_computing")
 _MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s", "per_state_s",
@@ -191,10 +191,10 @@ _MOST_COUNT, _MAX_BYTES = 1 << 53, 1 << 22
 _FRACTIONS = ("exposed_weight_loads", "read_fraction", *_LOST)
 
 
-def known_machines() -> list[str]:
+def list_machines() -> list[str]:
     """Names of the profiles that come with nearflash."""
     folder = files("nearflash.planning") / "machines"
-    return sorted(each.name.removesuffix(".toml") for each in folder.iterdir() if each.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
 def load_machine(source: str | Path) -> Machine:
@@ -202,14 +202,14 @@ def load_machine(source: str | Path) -> Machine:
 
     Raises PlanError for a name that does not exist and for a file that is not a profile to the last key.
     """
-    if str(source) in known_machines():
+    if str(source) in list_machines():
         text = (files("nearflash.planning") / "machines" / f"{source}.toml").read_text("utf-8")
         return parse_machine(text, str(source))
     path = Path(source)
     try:
         text = read_text(path, _MAX_BYTES)
     except (OSError, ValueError) as error:
-        known = ", ".join(known_machines())
+        known = ", ".join(list_machines())
         why = f"{str(source)!r}: {getattr(error, 'strerror', None) or error}"
         raise PlanError(f"machine must be one of {known}, or a readable TOML file, not {why}") from error
     return parse_machine(text, path.name)

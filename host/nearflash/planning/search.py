@@ -20,7 +20,7 @@ from nearflash.planning.memory import TIERS, Peak, limits, peak_vectors, peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape
-from nearflash.planning.terms import VARIABLES, Options, Vector, Workload, terms
+from nearflash.planning.terms import VARIABLES, PolicyOptions, Vector, Workload, terms
 
 __all__ = ["Plan", "Space", "Workload", "plan_for", "search", "tokens_per_second_at_best"]
 
@@ -34,9 +34,9 @@ _REFINED = 2
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried. batch_sizes, batch_counts: None for powers of two, as far as any fits, and then what lies
-    between those and the best.
+    """Choices that may be tried.
 
+    batch_sizes, batch_counts: None for powers of two, as far as any fits, then what lies between those and the best.
     cpu_attention, weight_bits, cache_bits: each value is tried. stored_fraction: of weights that are compressed
     already. max_block_s: longest time of a block. max_sequences: prompts that there are; blocks that divide them evenly
     are tried too.
@@ -51,7 +51,7 @@ class Space:
     max_block_s: float | None = None
     max_sequences: int | None = None
 
-    def filled(self, block_size: int) -> float:
+    def share_filled(self, block_size: int) -> float:
         """Share of its blocks' places that the list of prompts fills."""
         number = self.max_sequences or block_size
         return number / (-(-number // block_size) * block_size)
@@ -71,14 +71,14 @@ class Plan:
 
 def plan_for(shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy) -> Plan:
     """A plan of a given policy. Raises PlanError, naming the tier, where it does not fit."""
-    found = peaks(shape, machine, workload, policy)
-    for peak in found.values():
+    by_tier = peaks(shape, machine, workload, policy)
+    for peak in by_tier.values():
         if not peak.fits:
             raise PlanError(
                 f"a plan must fit {peak.tier} memory: it needs {peak.peak_bytes / 1e9:.2f} GB of the "
                 f"{peak.limit_bytes / 1e9:.2f} GB that {machine.name} has there"
             )
-    return Plan(shape, machine, workload, policy, predict(shape, machine, workload, policy), found)
+    return Plan(shape, machine, workload, policy, predict(shape, machine, workload, policy), by_tier)
 
 
 def search(shape: ModelShape, machine: Machine, workload: Workload, space: Space | None = None) -> Plan:
@@ -87,18 +87,18 @@ def search(shape: ModelShape, machine: Machine, workload: Workload, space: Space
     longest = workload.prompt_tokens + workload.new_tokens
     if longest > shape.max_tokens:
         raise PlanError(f"prompt and new tokens must be {shape.max_tokens} at most for this model, not {longest}")
-    found = sorted(_programs(shape, machine, workload, space), key=lambda each: each[0])
-    found += _between(shape, machine, workload, space, [options for _, options, _ in found[:_REFINED]])
-    found.sort(key=lambda each: each[0])
+    programs = sorted(_programs(shape, machine, workload, space), key=lambda program: program[0])
+    programs += _between(shape, machine, workload, space, [options for _, options, _ in programs[:_REFINED]])
+    programs.sort(key=lambda program: program[0])
     best: Plan | None = None
 
     def speed(plan: Plan) -> float:
-        return plan.prediction.tokens_per_second * space.filled(plan.policy.block_size)
+        return plan.prediction.tokens_per_second * space.share_filled(plan.policy.block_size)
 
-    for at, (_, options, shares) in enumerate(found):
+    for at, (_, options, shares) in enumerate(programs):
         if best is not None and at >= _ROUNDED:
             break
-        plan = _rounded(shape, machine, workload, options, shares)
+        plan = _round(shape, machine, workload, options, shares)
         if plan is not None and _within(plan, space) and (best is None or speed(plan) > speed(best)):
             best = plan
     if best is None:
@@ -106,7 +106,7 @@ def search(shape: ModelShape, machine: Machine, workload: Workload, space: Space
     return best
 
 
-def tokens_per_second_at_best(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> float:
+def tokens_per_second_at_best(shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions) -> float:
     """The most that shares can give a block, before they are rounded; 0 where it does not fit, or no solver tells."""
     solved = _solve(shape, machine, workload, options, None)
     return workload.new_tokens / solved[0] if solved and solved[0] > 0 else 0.0
@@ -118,26 +118,26 @@ def _within(plan: Plan, space: Space) -> bool:
 
 def _programs(
     shape: ModelShape, machine: Machine, workload: Workload, space: Space
-) -> Iterator[tuple[float, Options, Vector]]:
+) -> Iterator[tuple[float, PolicyOptions, Vector]]:
     """Seconds a sequence, options and shares of every linear program that has a solution."""
     kinds = list(itertools.product(space.cpu_attention, space.weight_bits, space.cache_bits))
     for cpu_attention, weight_bits, cache_bits in kinds:
         for size in _sizes(space.batch_sizes, space.max_sequences):
             any_fits = False
             for count in _sizes(space.batch_counts, space.max_sequences, size):
-                options = Options(size, count, cpu_attention, weight_bits, cache_bits, space.stored_fraction)
+                options = PolicyOptions(size, count, cpu_attention, weight_bits, cache_bits, space.stored_fraction)
                 solved = _solve(shape, machine, workload, options, space.max_block_s)
                 if solved is None:
                     break  # more batches need more of everything
                 any_fits = True
-                yield solved[0] / space.filled(options.block_size), options, solved[1]
+                yield solved[0] / space.share_filled(options.block_size), options, solved[1]
             if not any_fits:
                 break  # and so do larger ones
 
 
 def _between(
-    shape: ModelShape, machine: Machine, workload: Workload, space: Space, best: Sequence[Options]
-) -> Iterator[tuple[float, Options, Vector]]:
+    shape: ModelShape, machine: Machine, workload: Workload, space: Space, best: Sequence[PolicyOptions]
+) -> Iterator[tuple[float, PolicyOptions, Vector]]:
     """Programs of blocks between the best ones and their neighbours, where sizes were not given."""
     tried = set(best)
     for options in best:
@@ -151,7 +151,7 @@ def _between(
                 continue
             tried.add(near)
             if solved := _solve(shape, machine, workload, near, space.max_block_s):
-                yield solved[0] / space.filled(near.block_size), near, solved[1]
+                yield solved[0] / space.share_filled(near.block_size), near, solved[1]
 
 
 def _near(number: int) -> list[int]:
@@ -166,7 +166,7 @@ def _even(sequences: int, block_size: int, count: int) -> int:
 
 def _sizes(given: Sequence[int] | None, most: int | None, size: int = 1) -> Iterable[int]:
     every = given or _doubling()
-    return itertools.takewhile(lambda each: most is None or each * size <= max(most, size), every)
+    return itertools.takewhile(lambda number: most is None or number * size <= max(most, size), every)
 
 
 def _doubling() -> Iterator[int]:
@@ -175,7 +175,7 @@ def _doubling() -> Iterator[int]:
 
 
 def _solve(
-    shape: ModelShape, machine: Machine, workload: Workload, options: Options, max_block_s: float | None
+    shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions, max_block_s: float | None
 ) -> tuple[float, Vector] | None:
     """Least seconds a sequence and the shares that give them, or None where nothing fits."""
     number, steps = len(VARIABLES), workload.new_tokens - 1
@@ -208,7 +208,7 @@ def _solve(
         objective[at] = _NEARER.get(name.rpartition(".")[2], 0.0) * (1 + steps)
     sums = np.zeros((3, number + 2))
     for at, what in enumerate(("weights.", "cache.", "activations.")):
-        sums[at, [place for place, name in enumerate(VARIABLES) if name.startswith(what)]] = 1
+        sums[at, [column for column, name in enumerate(VARIABLES) if name.startswith(what)]] = 1
     bounds = [(0.0, 1.0 if _exists(name, machine) else 0.0) for name in VARIABLES] + [(0.0, None)] * 2
     solved = linprog(objective, A_ub=np.array(rows), b_ub=bounds_above, A_eq=sums, b_eq=np.ones(3), bounds=bounds,
                      method="highs")  # fmt: skip
@@ -222,7 +222,9 @@ def _exists(name: str, machine: Machine) -> bool:
     return tier in ("gpu", "host") or (machine.disk if tier == "disk" else machine.device) is not None
 
 
-def _rounded(shape: ModelShape, machine: Machine, workload: Workload, options: Options, shares: Vector) -> Plan | None:
+def _round(
+    shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions, shares: Vector
+) -> Plan | None:
     """The plan with shares rounded to what a runtime places, moved away from tiers that overflow; None if none fits."""
     layers = len(shape.layers)
     grains = {"weights": layers, "cache": layers * options.num_batches, "activations": options.num_batches}
@@ -230,11 +232,11 @@ def _rounded(shape: ModelShape, machine: Machine, workload: Workload, options: O
     tiers = [tier for tier in TIERS if tier in ("gpu", "host") or _exists(f"cache.{tier}", machine)]
     for _ in range(4 * layers + 8):
         policy = _policy(options, counts, grains)
-        found = peaks(shape, machine, workload, policy)
-        over = next((peak for peak in found.values() if not peak.fits), None)
+        by_tier = peaks(shape, machine, workload, policy)
+        over = next((peak for peak in by_tier.values() if not peak.fits), None)
         if over is None:
-            return Plan(shape, machine, workload, policy, predict(shape, machine, workload, policy), found)
-        if not _moved(counts, over, found, tiers, grains):
+            return Plan(shape, machine, workload, policy, predict(shape, machine, workload, policy), by_tier)
+        if not _move(counts, over, by_tier, tiers, grains):
             return None
     return None
 
@@ -244,18 +246,22 @@ def _grains(what: str, shares: Vector, grain: int) -> dict[str, int]:
     exact = {name.partition(".")[2]: share * grain for name, share in zip(VARIABLES, shares, strict=True)
              if name.startswith(f"{what}.")}  # fmt: skip
     counts = {tier: math.floor(amount + 1e-6) for tier, amount in exact.items()}
-    for tier in sorted(exact, key=lambda each: counts[each] - exact[each])[: grain - sum(counts.values())]:
+    for tier in sorted(exact, key=lambda tier: counts[tier] - exact[tier])[: grain - sum(counts.values())]:
         counts[tier] += 1
     return counts
 
 
-def _moved(
-    counts: dict[str, dict[str, int]], over: Peak, found: dict[str, Peak], tiers: Sequence[str], grains: dict[str, int]
+def _move(
+    counts: dict[str, dict[str, int]],
+    over: Peak,
+    by_tier: dict[str, Peak],
+    tiers: Sequence[str],
+    grains: dict[str, int],
 ) -> bool:
     """Move a part away from the tier that overflows, to the next one that has room; False where there is none."""
     excess = (over.peak_bytes - over.limit_bytes) / max(over.peak_bytes, 1.0)
     # From a device back to the host's tiers, else downwards.
-    lower = [tier for tier in tiers if tier != "device" and tier != over.tier and found[tier].fits]
+    lower = [tier for tier in tiers if tier != "device" and tier != over.tier and by_tier[tier].fits]
     lower = [tier for tier in lower if over.tier == "device" or tiers.index(tier) > tiers.index(over.tier)]
     for what, target in itertools.product(("cache", "weights", "activations"), lower):
         if counts[what].get(over.tier, 0):
@@ -266,9 +272,9 @@ def _moved(
     return False
 
 
-def _policy(options: Options, counts: dict[str, dict[str, int]], grains: dict[str, int]) -> OffloadPolicy:
-    shares = {what: Shares(**{tier: count / grains[what] for tier, count in found.items()})
-              for what, found in counts.items()}  # fmt: skip
+def _policy(options: PolicyOptions, counts: dict[str, dict[str, int]], grains: dict[str, int]) -> OffloadPolicy:
+    shares = {what: Shares(**{tier: count / grains[what] for tier, count in tiers.items()})
+              for what, tiers in counts.items()}  # fmt: skip
     return OffloadPolicy(
         options.batch_size,
         options.num_batches,
@@ -283,7 +289,7 @@ def _policy(options: Options, counts: dict[str, dict[str, int]], grains: dict[st
 
 
 def _why_not(shape: ModelShape, machine: Machine, workload: Workload, space: Space) -> str:
-    """What a plan for one sequence at a time lacks."""
+    """State what a plan for one sequence at a time lacks."""
     if space.max_block_s is not None:
         try:
             plan = search(shape, machine, workload, replace(space, max_block_s=None, batch_sizes=(1,),
@@ -293,14 +299,14 @@ def _why_not(shape: ModelShape, machine: Machine, workload: Workload, space: Spa
         else:
             least = f"{plan.prediction.seconds:.3g}"
             return f"max_block_s must be {least} or more for one sequence on {machine.name}, not {space.max_block_s}"
-    options = Options(1, 1, stored_fraction=space.stored_fraction, weight_bits=min(space.weight_bits),
+    options = PolicyOptions(1, 1, stored_fraction=space.stored_fraction, weight_bits=min(space.weight_bits),
                       cache_bits=min(space.cache_bits))  # fmt: skip
     last = "disk" if machine.disk else "host"
     shares = Shares(**{last: 1})
     policy = OffloadPolicy(1, 1, shares, shares, Shares(host=1), weight_bits=options.weight_bits,
                            cache_bits=options.cache_bits, stored_fraction=space.stored_fraction)  # fmt: skip
-    found = peaks(shape, machine, workload, policy)
+    by_tier = peaks(shape, machine, workload, policy)
     needs = ", ".join(f"{peak.peak_bytes / 1e9:.2f} GB on {peak.tier} (of {peak.limit_bytes / 1e9:.2f} GB)"
-                      for peak in found.values() if not peak.fits)  # fmt: skip
+                      for peak in by_tier.values() if not peak.fits)  # fmt: skip
     return (f"a model must fit {machine.name}: one sequence of it with everything on {last} needs "
             f"{needs or 'more than its tiers have together'}; make prompts shorter, or quantise")  # fmt: skip

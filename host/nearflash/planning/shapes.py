@@ -49,7 +49,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one decoder layer holds; numbers are parameters.
+    """Contents of one decoder layer; numbers are parameters.
 
     linears: every matrix, in the order of the computation; experts and their router included.
     vectors: norms and biases outside experts, never quantised. expert_vectors: those of one expert.
@@ -64,13 +64,13 @@ class LayerShape:
     @cached_property
     def expert(self) -> int:
         """Parameters of one expert, 0 in a layer without."""
-        matrices = sum(each.rows * each.columns for each in self.linears if _is_of_experts(each.name))
+        matrices = sum(linear.rows * linear.columns for linear in self.linears if _is_of_experts(linear.name))
         return matrices + self.expert_vectors
 
     @cached_property
     def shared(self) -> int:
         """Parameters that every token reads: all but the experts'."""
-        return sum(each.parameters for each in self.linears if not _is_of_experts(each.name)) + self.vectors
+        return sum(linear.parameters for linear in self.linears if not _is_of_experts(linear.name)) + self.vectors
 
     @property
     def parameters(self) -> int:
@@ -139,8 +139,8 @@ class ModelShape:
     @cached_property
     def widest(self) -> int:
         """The widest input or output of a layer's matrices, in elements a token (k experts at once)."""
-        return max(max(each.rows, each.columns) * (layer.experts_per_token if _is_of_experts(each.name) else 1)
-                   for layer, _ in self.kinds for each in layer.linears)  # fmt: skip
+        return max(max(linear.rows, linear.columns) * (layer.experts_per_token if _is_of_experts(linear.name) else 1)
+                   for layer, _ in self.kinds for linear in layer.linears)  # fmt: skip
 
     @cached_property
     def largest_layer(self) -> LayerShape:
@@ -216,7 +216,7 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
     layers = tuple(_layer(text, at, hidden, attention, norms) for at in range(number))
     # A narrower embedding is projected up and down.
     width = _optional(text, "word_embed_proj_dim") or hidden
-    positions = _learned_positions(text) * hidden
+    positions = _count_positions(text) * hidden
     projections = 2 * width * hidden if width != hidden else 0
     return ModelShape(
         hidden=hidden,
@@ -235,7 +235,7 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _element_bytes(config: Mapping[str, Any]) -> int:
-    """By the dtype that the configuration names; 2 where it names none."""
+    """Bytes of the dtype that the configuration names; 2 where it names none."""
     text = text_config(config)
     names = (source.get(key) for source in (config, text) for key in ("dtype", "torch_dtype"))
     name = next((name for name in names if name), "")
@@ -283,7 +283,7 @@ def _is_gated(text: Mapping[str, Any]) -> bool:
     return "rms_norm_eps" in text or activation in ("silu", "swish")
 
 
-def _learned_positions(text: Mapping[str, Any]) -> int:
+def _count_positions(text: Mapping[str, Any]) -> int:
     """Positions of a learned table, 0 for rotary ones; two more where an offset goes with a projected embedding."""
     rotary = ("rope", "rotary", "alibi", "rms_norm")
     if any(key.startswith(rotary) or "rotary" in key for key in text):

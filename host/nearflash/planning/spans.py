@@ -1,4 +1,4 @@
-"""What a plan predicts, as spans beside those of a run: each part of prefill, and of every step of decode."""
+"""Predicted spans of a plan, beside those of a run: each part of prefill, and of every step of decode."""
 
 import math
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from nearflash.planning.plan_file import PlanFile
 from nearflash.support.timeline import Predicted
 
-__all__ = ["predicted_spans"]
+__all__ = ["predict_spans"]
 
 _WHOLE = "phases"
 
 
-def predicted_spans(plan: PlanFile, sequences: int) -> Iterator[Predicted]:
+def predict_spans(plan: PlanFile, sequences: int) -> Iterator[Predicted]:
     """Spans of a run of so many prompts, block after block, each of the plan's own tokens.
 
     The parts of a phase begin together where the policy overlaps them, and follow one another where it does not; the

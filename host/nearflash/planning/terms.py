@@ -1,4 +1,4 @@
-"""What each phase moves and computes, as sums over the shares of a policy.
+"""Bytes and seconds of each phase, as sums over the shares of a policy.
 
 Every quantity is linear in the shares, so that one description serves the prediction (a dot product) and the search (a
 row of a linear program). A Vector holds a coefficient for each of VARIABLES and, last, a constant.
@@ -19,7 +19,7 @@ from nearflash.planning.policy import OffloadPolicy
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import LayerShape, ModelShape, bytes_of
 
-__all__ = ["VARIABLES", "Options", "Phase", "Terms", "Vector", "Workload", "on", "shares_vector", "terms"]
+__all__ = ["VARIABLES", "Phase", "PolicyOptions", "Terms", "Vector", "Workload", "on", "shares_vector", "terms"]
 
 Vector: TypeAlias = NDArray[np.float64]
 Phase: TypeAlias = Mapping[str, Vector]
@@ -51,8 +51,8 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Options:
-    """What of a policy is not a share."""
+class PolicyOptions:
+    """A policy without its shares."""
 
     batch_size: int
     num_batches: int
@@ -62,8 +62,8 @@ class Options:
     stored_fraction: float = 1.0
 
     @classmethod
-    def of(cls, policy: OffloadPolicy) -> "Options":
-        """Those of a policy."""
+    def of(cls, policy: OffloadPolicy) -> "PolicyOptions":
+        """The options of a policy."""
         return cls(policy.batch_size, policy.num_batches, policy.cpu_attention, policy.weight_bits,
                    policy.cache_bits, policy.stored_fraction)  # fmt: skip
 
@@ -97,7 +97,7 @@ def on(amount: float, *names: str) -> Vector:
     return vector
 
 
-def terms(shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> Terms:
+def terms(shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions) -> Terms:
     """Everything that a block costs, before overlap."""
     sizes = _Sizes(shape, machine, workload, options)
     prefill_bytes, decode_bytes = _prefill_bytes(sizes), _decode_bytes(sizes)
@@ -112,7 +112,7 @@ def terms(shape: ModelShape, machine: Machine, workload: Workload, options: Opti
 class _Sizes:
     """Bytes that a phase handles, whatever the shares; `cache` and `states` of all layers."""
 
-    def __init__(self, shape: ModelShape, machine: Machine, workload: Workload, options: Options) -> None:
+    def __init__(self, shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions) -> None:
         self.shape, self.machine, self.workload, self.options = shape, machine, workload, options
         block, layers = options.block_size, len(shape.layers)
         token = shape.kv_bytes_per_token * layers * block
@@ -125,22 +125,23 @@ class _Sizes:
         self.states_prefill = self.states_token * workload.prompt_tokens
         self.prefill_tokens = block * workload.prompt_tokens
 
-    def loaded(self, tokens: float) -> float:
+    def bytes_loaded(self, tokens: float) -> float:
         """Bytes of weights that one pass reads from where they are stored: of experts, those routed to."""
         shape = self.shape
-        inside = sum(n * self.stored(layer, tokens) for layer, n in shape.kinds)
+        inside = sum(n * self.bytes_stored(layer, tokens) for layer, n in shape.kinds)
         outside = (
             shape.element_bytes * (shape.embedding + shape.head) if self.machine.schedule.offloads_embeddings else 0
         )
         return inside + outside
 
-    def stored(self, layer: LayerShape, tokens: float) -> float:
+    def bytes_stored(self, layer: LayerShape, tokens: float) -> float:
         """Bytes of a layer as it is stored, with the experts that so many tokens are routed to."""
-        options, each = self.options, self.shape.element_bytes
+        options, element_bytes = self.options, self.shape.element_bytes
         experts = layer.distinct_experts(tokens)
         vectors = layer.vectors + layer.expert_vectors * experts
         matrices = layer.shared + layer.expert * experts - vectors
-        return bytes_of(matrices, options.weight_bits, each) * options.stored_fraction + each * vectors
+        stored = bytes_of(matrices, options.weight_bits, element_bytes) * options.stored_fraction
+        return stored + element_bytes * vectors
 
     def matmul_seconds(self, tokens: float, flops_per_s: float) -> float:
         """One batch through all layers: as fast as it multiplies, or as GPU memory gives its weights."""
@@ -148,7 +149,7 @@ class _Sizes:
         total = 0.0
         for layer, number in self.shape.kinds:
             flops = 2 * layer.active_parameters * tokens
-            read = self.stored(layer, tokens)
+            read = self.bytes_stored(layer, tokens)
             product = max(flops / flops_per_s, read / bandwidth)
             total += number * (factor * product + self.unpack_seconds(layer, tokens))
         return total
@@ -193,7 +194,7 @@ class _Sizes:
 
 
 def _prefill_bytes(sizes: _Sizes) -> dict[str, Vector]:
-    weights, states, cache = sizes.loaded(sizes.prefill_tokens), sizes.states_prefill, sizes.cache_prefill
+    weights, states, cache = sizes.bytes_loaded(sizes.prefill_tokens), sizes.states_prefill, sizes.cache_prefill
     return {
         "weights host to gpu": on(weights, "weights.host", "weights.disk"),
         "weights disk to host": on(weights, "weights.disk"),
@@ -209,7 +210,7 @@ def _prefill_bytes(sizes: _Sizes) -> dict[str, Vector]:
 
 def _decode_bytes(sizes: _Sizes) -> dict[str, Vector]:
     options, shape = sizes.options, sizes.shape
-    weights, states = sizes.loaded(options.block_size), sizes.states_token
+    weights, states = sizes.bytes_loaded(options.block_size), sizes.states_token
     # Attention on the host takes queries there and results back; a drive that attends takes them over its link.
     queries = shape.element_bytes * shape.heads * shape.head_dim * options.block_size * len(shape.layers)
     read, new = sizes.cache_read, sizes.cache_token

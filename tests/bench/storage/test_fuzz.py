@@ -9,7 +9,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.storage import fuzz
 from nearflash.device import replay
 from nearflash.offload import results
-from nearflash.offload.cache import kv_rest
+from nearflash.offload.cache import kv_storage
 from nearflash.storage.state import state_file, superblock
 from nearflash.weights import file
 
@@ -53,7 +53,7 @@ def test_one_format_alone():
     [
         ("weights", file, "check_groups", lambda *_: None),
         ("topk", fuzz.tensors, "check_tiles", lambda *_: None),
-        ("spill", kv_rest.DiskRest, "_check", lambda *_: None),
+        ("spill", kv_storage.DiskStorage, "_check", lambda *_: None),
         ("flash", secrets, "randbits", lambda bits: 0),
         ("results", results.Results, "_checksum", lambda own, body: 0),
         ("transcript", replay, "sealed_line", lambda line, before="": json.dumps(line | {"crc32": ""})),

@@ -36,7 +36,7 @@ def measured(monkeypatch, tmp_path):
                         "prune": prune, "disk_rate": lambda path: 2.5, "_REPEATS": 2}.items():  # fmt: skip
         monkeypatch.setattr(decode, name, value)
     return lambda formats, dtypes=("fp16",): list(
-        decode.measure("tiny", sizes.Settings(formats, dtypes, (), 1, tmp_path))
+        decode.measure("tiny", sizes.SizesSettings(formats, dtypes, (), 1, tmp_path))
     )
 
 

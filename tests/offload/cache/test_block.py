@@ -5,9 +5,9 @@ import torch
 
 from nearflash.abi.errors import CommandError, StorageFullError
 from nearflash.offload.cache.block import BatchShape, Block, BlockShape, on_device
-from nearflash.offload.cache.kv_rest import DiskRest, KvForm
+from nearflash.offload.cache.kv_storage import DiskStorage, KvForm
 from nearflash.offload.tiers.ledger import Budgets, Ledger
-from nearflash.offload.tiers.link import Link
+from nearflash.offload.tiers.link import DeviceLink
 from nearflash.planning.policy import OffloadPolicy, Shares
 
 GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
@@ -27,7 +27,7 @@ def policy(cache=GPU, activations=GPU, **options):
 
 def block(config, own, ledger, shapes=(SHAPE,), **options):
     options = {"scratch": None} | options
-    return Block(config, torch.float32, own, shapes, link=Link(), ledger=ledger, **options)
+    return Block(config, torch.float32, own, shapes, link=DeviceLink(), ledger=ledger, **options)
 
 
 def rows(batch, tokens):
@@ -45,7 +45,7 @@ def test_all_in_memory(config):
         assert ledger.held == {"gpu": CACHE + 3 * STATES, "host": 0}
         layers = made.batch(SHAPE, 1)[0].tiered
         assert sorted(layers) == [0, 1, 2, 3]
-        assert all(layer.rest is None and layer.work.shape == (2, 3, 2, 35, 64) for layer in layers.values())
+        assert all(layer.storage is None and layer.work.shape == (2, 3, 2, 35, 64) for layer in layers.values())
     assert not any(ledger.held.values())
 
 
@@ -55,7 +55,7 @@ def test_host_memory_with_and_without_attention_there(config):
         assert ledger.held == {"gpu": 3 * STATES, "host": CACHE}
     with block(config, policy(HOST), ledger) as made:
         assert ledger.held == {"gpu": 3 * STATES + 3 * rows(3, 40), "host": CACHE}
-        assert all(layer.rest is not None for layer in made.batch(SHAPE, 2)[0].tiered.values())
+        assert all(layer.storage is not None for layer in made.batch(SHAPE, 2)[0].tiered.values())
     with block(config, policy(HOST, overlap=False), ledger):
         assert ledger.held["gpu"] == 3 * STATES + rows(3, 40)
 
@@ -64,7 +64,7 @@ def test_disk(config, tmp_path):
     ledger = Ledger()
     with block(config, policy(DISK, DISK), ledger, scratch=tmp_path):
         tails = 4 * len(SHAPE.batches) * 4096
-        files = [DiskRest.file_bytes(KvForm(batch, 2, tokens, 64, torch.float32)) for batch, tokens in SHAPE.batches]
+        files = [DiskStorage.file_bytes(KvForm(batch, 2, tokens, 64, torch.float32)) for batch, tokens in SHAPE.batches]
         assert max(files) <= ledger.held["gpu"] // 3 <= rows(3, 40)
         assert ledger.held["host"] == tails and ledger.held["disk"] == 4 * sum(files) + 3 * STATES
         assert not list(tmp_path.iterdir()), "it has no name"
@@ -90,7 +90,7 @@ def test_layers_of_another_rank_take_nothing(config):
     with block(config, policy(), ledger, owns=lambda number: number < 2) as made:
         assert ledger.held["gpu"] == CACHE // 2 + 3 * STATES
         layers = made.batch(SHAPE, 0)[0].tiered
-        assert layers[3].work is None and layers[3].rest is None and layers[1].work is not None
+        assert layers[3].work is None and layers[3].storage is None and layers[1].work is not None
 
 
 def test_batches_on_a_device_take_nothing(config):

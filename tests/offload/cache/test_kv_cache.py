@@ -8,22 +8,22 @@ import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from nearflash.abi.errors import CommandError, StorageFullError, UnsupportedError
-from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLayer, cached_layers
-from nearflash.offload.cache.kv_rest import KvForm, MemoryRest
+from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLayer, find_cached_layers
+from nearflash.offload.cache.kv_storage import KvForm, MemoryStorage
 from nearflash.offload.tiers.ledger import Budgets, Ledger
-from nearflash.offload.tiers.link import Link, host_memory
+from nearflash.offload.tiers.link import DeviceLink, host_memory
 
 FORM = KvForm(2, 3, 60, 16, torch.float32)
 
 
 def mover(ledger=None, overlap=True, buffers=3):
-    return CacheMover(Link(), ledger or Ledger(), buffers, FORM.dense.size_bytes, overlap)
+    return CacheMover(DeviceLink(), ledger or Ledger(), buffers, FORM.dense.size_bytes, overlap)
 
 
 def layer(window=None, home=False, ledger=None):
     if home:
         return TieredLayer(0, FORM, window, host_memory(FORM.size_bytes), None)
-    return TieredLayer(0, FORM, window, None, MemoryRest(FORM, ledger or Ledger(), "host to gpu"))
+    return TieredLayer(0, FORM, window, None, MemoryStorage(FORM, ledger or Ledger(), "host to gpu"))
 
 
 def states(new, generator):
@@ -94,13 +94,13 @@ def test_several_layers_share_few_buffers():
 
 def test_a_load_waits_for_the_store_before_it():
     ours, moves = layer(), mover()
-    slow = ours.rest.store
+    slow = ours.storage.store
 
     def store(*args):
         time.sleep(0.1)
         slow(*args)
 
-    ours.rest.store = store
+    ours.storage.store = store
     key, value = states(4, None)
     moves.ready(ours)
     ours.update(key, value)
@@ -118,7 +118,7 @@ def test_a_full_disk_is_reported_at_the_next_visit_at_last(overlap):
     def full(*args):
         raise StorageFullError("no room")
 
-    ours.rest.store = full
+    ours.storage.store = full
     with pytest.raises(StorageFullError):
         moves.ready(ours)
         ours.update(*states(4, None))
@@ -150,9 +150,9 @@ def test_buffers_are_counted():
 
 def test_layers_by_kind(saved):
     _, llama = saved("llama")
-    assert cached_layers(llama.config) == dict.fromkeys(range(4))
+    assert find_cached_layers(llama.config) == dict.fromkeys(range(4))
     _, gemma = saved("gemma2")
-    windows = cached_layers(gemma.config)
+    windows = find_cached_layers(gemma.config)
     assert sorted(windows) == [0, 1, 2, 3] and set(windows.values()) == {16, None}
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from nearflash.abi.errors import PlanError, StateError
 from nearflash.offload.machine import machine_file
-from nearflash.offload.machine.machine_file import available_bytes, keep_machine, kept_machine
+from nearflash.offload.machine.machine_file import available_bytes, keep_machine, load_kept_machine
 from nearflash.planning.profile import load_machine
 
 
@@ -17,20 +17,20 @@ def machine():
 
 
 def test_a_profile_is_kept_by_drive_and_dtype(tmp_path, machine):
-    assert kept_machine(tmp_path, "float16") is None
+    assert load_kept_machine(tmp_path, "float16") is None
     file = keep_machine(machine, tmp_path, "float16")
     assert file.stat().st_mode & 0o777 == 0o600
-    assert kept_machine(tmp_path, "float16") == machine
-    assert kept_machine(tmp_path, "bfloat16") is None and kept_machine(tmp_path, None) is None
+    assert load_kept_machine(tmp_path, "float16") == machine
+    assert load_kept_machine(tmp_path, "bfloat16") is None and load_kept_machine(tmp_path, None) is None
     keep_machine(machine.with_memory(disk_bytes=1e6), tmp_path, "float16")
-    assert kept_machine(tmp_path, "float16").memory.disk_bytes == 1e6
+    assert load_kept_machine(tmp_path, "float16").memory.disk_bytes == 1e6
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
 def test_a_plan_gets_no_more_than_is_free_now(tmp_path, machine, monkeypatch):
     keep_machine(machine.with_memory(gpu_bytes=40e9, host_bytes=60e9, disk_bytes=1e20), tmp_path, None)
     monkeypatch.setattr(machine_file, "available_bytes", lambda: 50e9)
-    memory = kept_machine(tmp_path, None).memory
+    memory = load_kept_machine(tmp_path, None).memory
     assert memory.host_bytes <= 40e9 and memory.disk_bytes < 1e19
     if memory.gpu_bytes < 40e9:  # without a GPU both are the host's
         assert memory.gpu_bytes + memory.host_bytes == pytest.approx(40e9)
@@ -41,7 +41,7 @@ def test_damaged_profiles_and_unwritable_places_are_errors(tmp_path, machine, mo
     file = keep_machine(machine, tmp_path, None)
     file.write_text("format = 3")
     with pytest.raises(PlanError, match="must begin with format"):
-        kept_machine(tmp_path, None)
+        load_kept_machine(tmp_path, None)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(StateError, match="must be writable to keep the machine's profile"):

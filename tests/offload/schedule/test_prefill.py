@@ -5,7 +5,7 @@ import torch
 
 from nearflash.offload import generate
 from nearflash.offload.cache.kv_cache import TieredLayer
-from nearflash.offload.cache.kv_rest import KvForm
+from nearflash.offload.cache.kv_storage import KvForm
 from nearflash.offload.schedule import prefill
 from nearflash.offload.schedule.fiber import Call
 from nearflash.offload.schedule.prefill import compute_layer
@@ -26,7 +26,7 @@ def few_tokens(monkeypatch):
 @pytest.mark.parametrize("cache", [DISK, HOST, GPU], ids=["disk", "host", "gpu"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_transformers(saved, tmp_path, few_tokens, monkeypatch, family, cache, prompts, plain):
-    parts, join = [], prefill._joined
+    parts, join = [], prefill._join
     monkeypatch.setattr(prefill, "_joined", lambda *given: parts.append(given[2]) or join(*given))
     folder, model = saved(family)
     rows = prompts(7, longest=TOKENS + 1)

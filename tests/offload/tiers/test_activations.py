@@ -14,7 +14,7 @@ from nearflash.storage.io.direct import DirectFile
 def parked(tmp_path):
     ledger = Ledger()
     with DirectFile.create(tmp_path / "file", 64 << 10) as file:
-        yield Parked("disk", ledger, file, place=8192, room=32 << 10), ledger
+        yield Parked("disk", ledger, file, offset_bytes=8192, room_bytes=32 << 10), ledger
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

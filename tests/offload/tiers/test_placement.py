@@ -8,7 +8,7 @@ import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.offload.tiers.ledger import Budgets, Ledger
-from nearflash.offload.tiers.link import Buffer, Link, host_memory
+from nearflash.offload.tiers.link import DeviceLink, StagedBuffer, host_memory
 from nearflash.offload.tiers.placement import place_units
 from nearflash.planning.policy import Shares
 
@@ -56,7 +56,7 @@ def test_memory_begins_at_a_page():
 
 
 def test_a_cpus_memory_is_the_hosts():
-    link = Link("cpu")
+    link = DeviceLink("cpu")
     buffer = link.buffer(64)
     assert buffer.memory.data_ptr() == buffer.host.data_ptr()
     buffer.host.fill_(3)
@@ -79,7 +79,7 @@ class Event:
 
 
 def test_a_buffer_is_filled_after_its_copy_and_its_use():
-    link, buffer = Link("cpu"), Buffer(host_memory(8), host_memory(8))
+    link, buffer = DeviceLink("cpu"), StagedBuffer(host_memory(8), host_memory(8))
     buffer.pushed, buffer.used = pushed, used = Event(), Event()
     link.before_fill(buffer)
     assert pushed.waited == used.waited == 1 and buffer.pushed is None and buffer.used is None
@@ -94,8 +94,8 @@ def test_a_ledger_counts_bytes_and_keeps_peaks():
     ledger.give("gpu", 120)
     ledger.take("host", 7, "c")
     assert ledger.held == {"gpu": 30, "host": 7} and ledger.peaks == {"gpu": 150, "host": 7}
-    ledger.moved("weights disk to host", 5)
-    ledger.moved("weights disk to host", 6)
+    ledger.count_bytes("weights disk to host", 5)
+    ledger.count_bytes("weights disk to host", 6)
     with ledger.span("compute", layer=1):
         pass
     assert ledger.links == {"weights disk to host": 11} and ledger.timeline.seconds["compute"] > 0
@@ -118,7 +118,7 @@ def test_threads_count_together():
 
     def work():
         for _ in range(500):
-            ledger.moved("link", 1)
+            ledger.count_bytes("link", 1)
             ledger.take("gpu", 2, "part")
             ledger.give("gpu", 1)
 

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from nearflash.abi.errors import CommandError
 from nearflash.offload.tiers.ledger import Budgets, Ledger
-from nearflash.offload.tiers.link import Link
+from nearflash.offload.tiers.link import DeviceLink
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.sources import Source, SourcePiece
@@ -40,7 +40,7 @@ def stack(tmp_path):
 
 def opened(stack, tiers, **options):
     layers, sources, _ = stack
-    return LayerWeights(layers, sources, tiers, link=Link(), ledger=options.pop("ledger", Ledger()), **options)
+    return LayerWeights(layers, sources, tiers, link=DeviceLink(), ledger=options.pop("ledger", Ledger()), **options)
 
 
 def check(stack, weights, number, **options):

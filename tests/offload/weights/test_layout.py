@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from nearflash.abi.errors import WeightsError
 from nearflash.offload.tiers.link import host_memory
-from nearflash.offload.weights.layout import Layout, LayoutReader, Run, read_run
+from nearflash.offload.weights.layout import BufferLayout, FileRun, LayoutReader, read_run
 from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights.checkpoint import open_checkpoint
@@ -48,7 +48,7 @@ def test_all_tensors_of_a_file(tmp_path, direct, dtype):
     values = tensors(dtype=dtype)
     save_file(values, tmp_path / "model.safetensors")
     found = open_checkpoint(tmp_path)
-    layout = Layout({name: source(found, name) for name in found})
+    layout = BufferLayout({name: source(found, name) for name in found})
     views, (read, expanded) = filled(layout, direct)
     assert all(torch.equal(views[name], value) for name, value in values.items())
     assert len(layout.runs) == 1 and not layout.expanded and expanded == 0
@@ -63,9 +63,9 @@ def test_some_tensors_of_several_files(tmp_path):
     save_file({"d": torch.randn(40, 3)}, tmp_path / "two.safetensors")
     found = open_checkpoint(tmp_path / "one.safetensors") | open_checkpoint(tmp_path / "two.safetensors")
     wanted = {name: source(found, name) for name in ("a", "c", "d")}
-    far = Layout(wanted)
+    far = BufferLayout(wanted)
     assert len(far.runs) == 3, "b is a MiB"
-    near = Layout(wanted, gap_bytes=2 << 20)
+    near = BufferLayout(wanted, gap_bytes=2 << 20)
     assert len(near.runs) == 2
     for layout in (far, near):
         views, _ = filled(layout)
@@ -77,7 +77,7 @@ def test_some_tensors_of_several_files(tmp_path):
 def test_views_do_not_overlap_and_stay_inside(tmp_path):
     save_file(tensors(), tmp_path / "model.safetensors")
     found = open_checkpoint(tmp_path)
-    layout = Layout({name: source(found, name) for name in found})
+    layout = BufferLayout({name: source(found, name) for name in found})
     memory = host_memory(layout.size_bytes)
     start = memory.data_ptr()
     spans = sorted((v.data_ptr() - start, v.numel() * v.element_size()) for v in layout.views(memory).values())
@@ -89,7 +89,7 @@ def test_another_dtype_is_converted(tmp_path):
     values = tensors(dtype=torch.float16)
     save_file(values, tmp_path / "model.safetensors")
     found = open_checkpoint(tmp_path)
-    layout = Layout({name: source(found, name, torch.float32) for name in found})
+    layout = BufferLayout({name: source(found, name, torch.float32) for name in found})
     assert not layout.runs and set(layout.expanded) == set(values)
     views, (read, expanded) = filled(layout)
     assert read == 0 and expanded == sum(2 * value.numel() for value in values.values())
@@ -101,7 +101,7 @@ def test_tensors_in_memory_are_not_read(tmp_path):
     save_file(values, tmp_path / "model.safetensors")
     found = {name: KeptTensor(tensor) for name, tensor in open_checkpoint(tmp_path).items()}
     (tmp_path / "model.safetensors").unlink()
-    layout = Layout({name: source(found, name) for name in found})
+    layout = BufferLayout({name: source(found, name) for name in found})
     views, _ = filled(layout)
     assert all(torch.equal(views[name], value) for name, value in values.items())
 
@@ -110,16 +110,16 @@ def test_a_long_run_is_read_in_parts(tmp_path):
     value = torch.from_numpy(np.random.default_rng(1).integers(0, 2**15, (5000, 4000), np.int16)).view(torch.bfloat16)
     save_file({"big": value}, tmp_path / "model.safetensors")
     found = open_checkpoint(tmp_path)
-    layout = Layout({"big": source(found, "big")})
+    layout = BufferLayout({"big": source(found, "big")})
     parts = list(layout.runs[0].parts())
     assert len(parts) == 3 and sum(part.size_bytes for part in parts) == layout.runs[0].size_bytes
-    assert all(part.offset % 4096 == 0 and part.place % 4096 == 0 for part in parts)
+    assert all(part.offset % 4096 == 0 and part.buffer_offset % 4096 == 0 for part in parts)
     views, _ = filled(layout)
     assert torch.equal(views["big"].view(torch.int16), value.view(torch.int16))
 
 
 def test_an_empty_layout_needs_nothing():
-    layout = Layout({})
+    layout = BufferLayout({})
     assert layout.size_bytes == 0 and layout.stored_bytes == 0
     assert filled(layout) == ({}, (0, 0))
 
@@ -127,11 +127,11 @@ def test_an_empty_layout_needs_nothing():
 def test_a_file_that_ends_too_early(tmp_path):
     (tmp_path / "file").write_bytes(bytes(10_000))
     file, memory = UnchangedFile(tmp_path / "file"), host_memory(16384)
-    read_run(Run(file, 0, 10_000, 0, "t"), memory)
-    read_run(Run(file, 8192, 10_000 - 8192, 4096, "t"), memory)
+    read_run(FileRun(file, 0, 10_000, 0, "t"), memory)
+    read_run(FileRun(file, 8192, 10_000 - 8192, 4096, "t"), memory)
     for offset, size in ((0, 10_001), (8192, 4096), (16384, 1)):
         with pytest.raises(WeightsError, match=r"tensor 't', at byte \d+.*the file ends \d+ bytes too early"):
-            read_run(Run(file, offset, size, 0, "t"), memory)
+            read_run(FileRun(file, offset, size, 0, "t"), memory)
 
 
 def test_no_part_is_still_being_read_when_another_ones_error_is_raised(tmp_path, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_file_that_changes_after_it_was_opened_is_an_error(tmp_path, change):
     """A checkpoint that was written to during a run gave a mixture of two models."""
     path = tmp_path / "file"
     path.write_bytes(bytes(8192))
-    run, memory = Run(UnchangedFile(path), 0, 4096, 0, "t"), host_memory(4096)
+    run, memory = FileRun(UnchangedFile(path), 0, 4096, 0, "t"), host_memory(4096)
     read_run(run, memory)
     if change == "written":
         with path.open("r+b") as out:
@@ -171,7 +171,7 @@ def test_a_file_that_changes_after_it_was_opened_is_an_error(tmp_path, change):
 
 def test_a_file_whose_name_goes_to_another_one_is_read_to_its_end(tmp_path):
     (tmp_path / "file").write_bytes(b"\1" * 8192)
-    run, memory = Run(UnchangedFile(tmp_path / "file"), 4096, 4096, 0, "t"), host_memory(4096)
+    run, memory = FileRun(UnchangedFile(tmp_path / "file"), 4096, 4096, 0, "t"), host_memory(4096)
     (tmp_path / "other").write_bytes(b"\2" * 8192)
     (tmp_path / "other").rename(tmp_path / "file")
     read_run(run, memory)
@@ -198,7 +198,7 @@ def test_tensors_with_checksums_are_read_in_place(tmp_path):
     values = tensors(dtype=torch.float32)
     found = checksummed(tmp_path, values)
     assert all(tensor.checksum is not None for tensor in found.values())
-    layout = Layout({name: source(found, name) for name in found})
+    layout = BufferLayout({name: source(found, name) for name in found})
     views, (_, expanded) = filled(layout)
     assert not layout.expanded and expanded == 0
     assert all(torch.equal(views[name], value) for name, value in values.items())
@@ -208,7 +208,7 @@ def test_tensors_with_checksums_are_read_in_place(tmp_path):
 def test_damage_in_what_is_read_in_place_is_an_error(tmp_path, name):
     found = checksummed(tmp_path, tensors(dtype=torch.float32))
     damage(tmp_path, found[name].offset + found[name].stored_bytes - 1)
-    layout = Layout({each: source(found, each) for each in found})
+    layout = BufferLayout({each: source(found, each) for each in found})
     with pytest.raises(WeightsError, match=rf"tensor '{name}', at byte {found[name].offset}: it is damaged"):
         filled(layout)
 
@@ -231,7 +231,7 @@ def test_pieces_of_a_fused_parameter_are_read_into_their_places(tmp_path, direct
     up = pieces(found, "up", (2, 128, 64), [(0, slice(0, 64)), (0, slice(64, 128)), (1, slice(0, 64)),
                                             (1, slice(64, 128))])  # fmt: skip
     down = pieces(found, "down", (2, 128, 32), [(0, slice(0, 128)), (1, slice(0, 128))])
-    layout = Layout({"up": up, "z": source(found, "z"), "down": down})
+    layout = BufferLayout({"up": up, "z": source(found, "z"), "down": down})
     assert not layout.expanded and sum(run.exact for run in layout.runs) == 6
     views, (read, expanded) = filled(layout, direct)
     assert torch.equal(views["up"].flatten(0, 1), torch.cat([values[f"up{n}"] for n in range(4)]))
@@ -248,13 +248,13 @@ def test_a_piece_writes_no_byte_beside_its_own(tmp_path):
         memory = host_memory(65536)
         memory.fill_(0xA5)
         place = 8192 + offset % 4096
-        for part in Run(file, offset, size, place, "t", exact=True).parts():
+        for part in FileRun(file, offset, size, place, "t", exact=True).parts():
             read_run(part, memory)
         expected = np.full(65536, 0xA5, np.uint8)
         expected[place : place + size] = content[offset : offset + size]
         assert np.array_equal(memory.numpy(), expected), (offset, size)
     with pytest.raises(WeightsError, match="the file ends 1 bytes too early"):
-        read_run(Run(file, 39_000, 1001, 39_000 % 4096, "t", exact=True), host_memory(65536))
+        read_run(FileRun(file, 39_000, 1001, 39_000 % 4096, "t", exact=True), host_memory(65536))
 
 
 def test_pieces_that_lie_otherwise_in_their_blocks_are_copied(tmp_path):
@@ -265,7 +265,7 @@ def test_pieces_that_lie_otherwise_in_their_blocks_are_copied(tmp_path):
     found = open_checkpoint(tmp_path)
     odd = pieces(found, "odd", (10, 64), [(slice(5, 10),), (slice(0, 5),)])
     wide = pieces(found, "wide", (64, 64), [(slice(0, 64), slice(0, 32)), (slice(0, 64), slice(32, 64))])
-    layout = Layout({"odd": odd, "wide": wide})
+    layout = BufferLayout({"odd": odd, "wide": wide})
     assert set(layout.expanded) == {"odd", "wide"} and not layout.runs
     views, _ = filled(layout)
     assert torch.equal(views["odd"], torch.cat([values["odd1"], values["odd0"]]))
@@ -276,11 +276,11 @@ def test_a_damaged_piece_is_found(tmp_path):
     found = checksummed(tmp_path, {f"up{n}": torch.randn(64, 64) for n in range(2)})
     places = [(slice(0, 64),), (slice(64, 128),)]
     sources = {"up": pieces(found, "up", (128, 64), places, torch.float32)}
-    whole = Layout(sources)
+    whole = BufferLayout(sources)
     assert [run.exact for run in whole.runs] == [True, True]
     filled(whole)
     damage(tmp_path, found["up1"].offset + 77)
-    layout = Layout(sources)
+    layout = BufferLayout(sources)
     for _ in range(2):
         with pytest.raises(WeightsError, match=r"tensor 'up1', at byte \d+: it is damaged"):
             filled(layout)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import LostStepWarning, StateError
-from nearflash.bench.storage.disk import Disk, Flush, Write
+from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.bench.storage.history import Oracle, Version, record
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.state.state_store import StateStore
@@ -41,7 +41,7 @@ class Crashes:
 
 def crash_points(folder: Path, *, files: int, steps: int, tries: int, seed: int) -> Crashes:
     """Record a history of a state of so many files in `folder`; try about `tries` images at each of its points."""
-    paths, disk, oracle = [folder / f"state-{index}" for index in range(files)], Disk(), Oracle()
+    paths, disk, oracle = [folder / f"state-{index}" for index in range(files)], LoggedDisk(), Oracle()
     events = record(paths, disk, oracle, steps)
     rng, crashes = np.random.default_rng(seed), Crashes()
     durable = [np.zeros_like(content) for content in disk.contents]
@@ -90,7 +90,7 @@ def images(blocks: int, count: int, rng: np.random.Generator) -> Iterator[NDArra
 
 
 def _wrong(
-    paths: Sequence[Path], disk: Disk, oracle: Oracle, versions: Sequence[Version], crashes: Crashes
+    paths: Sequence[Path], disk: LoggedDisk, oracle: Oracle, versions: Sequence[Version], crashes: Crashes
 ) -> str | None:
     """Open the image; None where it is exactly at one of the versions, else what is wrong."""
     expected = versions or [(0, 0)]

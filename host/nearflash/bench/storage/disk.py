@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nearflash.storage.io.backend import IoBackend
 
-__all__ = ["Disk", "Flush", "Write"]
+__all__ = ["Flush", "LoggedDisk", "Write"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Flush:
     file: int
 
 
-class Disk(IoBackend):
+class LoggedDisk(IoBackend):
     """Contents in memory, of files that are there in name, size and lock only; numbered as they were first used.
 
     Writes and flushes are appended to `log` in the order in which they returned.

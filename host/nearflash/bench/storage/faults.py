@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nearflash.abi.errors import StateError, StorageFullError
-from nearflash.bench.storage.disk import Disk
+from nearflash.bench.storage.disk import LoggedDisk
 from nearflash.bench.storage.history import Oracle, Version
 from nearflash.storage.state.state_store import StateStore
 
@@ -45,7 +45,7 @@ class Faults:
     bad: list[str] = field(default_factory=list)
 
 
-class FaultyDisk(Disk):
+class FaultyDisk(LoggedDisk):
     """Fails once: at call number `at` from when it was armed, in the `kind`-th way of that call."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
-from nearflash.bench.storage.disk import Disk, Flush, Write
+from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.state.manifest import Extent, Manifest, StateArray
@@ -131,7 +131,7 @@ class Event:
     versions: tuple[Version, ...]
 
 
-def record(paths: Sequence[Path], disk: Disk, oracle: Oracle, steps: int) -> list[Event]:
+def record(paths: Sequence[Path], disk: LoggedDisk, oracle: Oracle, steps: int) -> list[Event]:
     """The events of a life: a new store makes `steps` steps, undoes the last one and makes it again; opened again it is
     killed in a commit, when only the first file has its new superblock; opened again it makes a step and undoes it.
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import NearflashError, StorageFullError
 from nearflash.bench.storage.crashes import apply, images
-from nearflash.bench.storage.disk import Disk, Flush, Write
+from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.bench.storage.kv_crashes import BUFFER_BYTES, LAYOUT
 from nearflash.storage.flash.file import KEPT, FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
@@ -68,7 +68,7 @@ def kept_crash_points(path: Path, *, actions: int, tries: int, seed: int, ahead:
 
     ahead=False: the control. Pages are programmed without waiting for the journal, which must show.
     """
-    disk, found = Disk(), KeptCrashes(0, 0, 0, [])
+    disk, found = LoggedDisk(), KeptCrashes(0, 0, 0, [])
     life = _Life(path, disk, seed, ahead)
     for _ in range(actions):
         life.act()
@@ -112,7 +112,7 @@ def _images(
         yield "pages", reached, journal[: int(rng.integers(event.synced, event.written + 1))]
 
 
-def _opened(path: Path, disk: Disk, journal: type[SequenceJournal], new_store: str = "") -> KvStore:
+def _opened(path: Path, disk: LoggedDisk, journal: type[SequenceJournal], new_store: str = "") -> KvStore:
     flash = FileFlash.open(path, threads=1, direct=False, backend=disk)
     try:
         own = journal.open(journal_path(path), flash.about[KEPT], new_store)
@@ -125,7 +125,7 @@ def _opened(path: Path, disk: Disk, journal: type[SequenceJournal], new_store: s
 class _Life:
     """A kept store on a small flash, and what it has promised."""
 
-    def __init__(self, path: Path, disk: Disk, seed: int, ahead: bool) -> None:
+    def __init__(self, path: Path, disk: LoggedDisk, seed: int, ahead: bool) -> None:
         self.events: list[_Event] = []
         self.journals: list[bytes] = []
         """The whole of each, one after the other: a new one at each opening."""
@@ -303,7 +303,7 @@ class _Journal(SequenceJournal):
 
 
 def _wrong(
-    path: Path, disk: Disk, promised: dict[int, tuple[int, int]], versions: list[F16], rng: np.random.Generator,
+    path: Path, disk: LoggedDisk, promised: dict[int, tuple[int, int]], versions: list[F16], rng: np.random.Generator,
     goes_on: bool,
 ) -> str | None:  # fmt: skip
     """Open the image; None where every sequence is right, else what is not."""
@@ -333,7 +333,7 @@ def _wrong(
 
 
 @contextmanager
-def _looked_at(path: Path, disk: Disk) -> Iterator[KvStore]:
+def _looked_at(path: Path, disk: LoggedDisk) -> Iterator[KvStore]:
     """The store of an image, which may have no room for the last tokens when it is closed."""
     store = _opened(path, disk, _Journal)
     try:

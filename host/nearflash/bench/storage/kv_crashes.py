@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.bench.storage.crashes import apply, images
-from nearflash.bench.storage.disk import Disk, Flush, Write
+from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageKeys, PageWrites
@@ -44,7 +44,7 @@ class KvCrashes:
 
 def kv_crash_points(path: Path, *, actions: int, tries: int, seed: int) -> KvCrashes:
     """Record a life of so many calls of a KV store at `path`; try about `tries` images at each of its points."""
-    disk, crashes = Disk(), KvCrashes()
+    disk, crashes = LoggedDisk(), KvCrashes()
     life = _Life(path, disk, seed)
     for _ in range(actions):
         life.act()
@@ -70,7 +70,7 @@ def kv_crash_points(path: Path, *, actions: int, tries: int, seed: int) -> KvCra
 class _Life:
     """A KV store on a small flash, which is always nearly full, and what it has promised."""
 
-    def __init__(self, path: Path, disk: Disk, seed: int) -> None:
+    def __init__(self, path: Path, disk: LoggedDisk, seed: int) -> None:
         self.events: list[tuple[Write | Flush, frozenset[Key]]] = []
         """What reached the log, and the pages that must be found from then on."""
         self.contents: dict[Key, bytes] = {}
@@ -142,7 +142,7 @@ def _keys(keys: PageKeys) -> Iterable[Key]:
     return zip(*(keys[name].reshape(-1).tolist() for name in names), strict=True)
 
 
-def _wrong(path: Path, disk: Disk, promised: frozenset[Key], contents: dict[Key, bytes]) -> str | None:
+def _wrong(path: Path, disk: LoggedDisk, promised: frozenset[Key], contents: dict[Key, bytes]) -> str | None:
     """Open the image; None where all that was promised is there, else what is not."""
     try:
         with FileFlash.open(path, threads=1, direct=False, backend=disk) as flash:

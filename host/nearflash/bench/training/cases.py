@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from nearflash.bench.training.measured import Subject, beside_the_disk, measure
+from nearflash.bench.training.measured import MeasuredRun, beside_the_disk, measure
 from nearflash.bench.training.subject import SCALARS, SIZES, batch, model
 from nearflash.training import NearStorageAdamW, TopK
 
@@ -97,13 +97,13 @@ def _gradients(net: Any, ids: torch.Tensor) -> float:
 
 
 @contextmanager
-def _in_memory(size: str, _: Path) -> Iterator[Subject]:
+def _in_memory(size: str, _: Path) -> Iterator[MeasuredRun]:
     yield InMemory(size)
 
 
-def _near_storage(**options: Any) -> Callable[[str, Path], AbstractContextManager[Subject]]:
+def _near_storage(**options: Any) -> Callable[[str, Path], AbstractContextManager[MeasuredRun]]:
     @contextmanager
-    def opened(size: str, folder: Path) -> Iterator[Subject]:
+    def opened(size: str, folder: Path) -> Iterator[MeasuredRun]:
         subject = NearStorage(size, folder, **options)
         with subject.optimizer:
             yield subject
@@ -111,7 +111,7 @@ def _near_storage(**options: Any) -> Callable[[str, Path], AbstractContextManage
     return opened
 
 
-CASES: dict[str, Callable[[str, Path], AbstractContextManager[Subject]]] = {
+CASES: dict[str, Callable[[str, Path], AbstractContextManager[MeasuredRun]]] = {
     "torch-memory": _in_memory,
     "nearflash-host": _near_storage(),
     "nearflash-host-overlap": _near_storage(overlap="backward"),

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from nearflash.storage.io.bandwidth import CACHED_BYTES, Probe
 from nearflash.support import process
 
-__all__ = ["Measured", "Subject", "beside_the_disk", "disk_bytes", "measure"]
+__all__ = ["Measured", "MeasuredRun", "beside_the_disk", "disk_bytes", "measure"]
 
 
-class Subject(Protocol):
+class MeasuredRun(Protocol):
     """A training run, step by step."""
 
     @property
@@ -51,7 +51,7 @@ class Measured:
         return asdict(self)
 
 
-def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> Measured:
+def measure(subject: MeasuredRun, params: int, steps: int, *, warm_up: int = 1) -> Measured:
     """Run `warm_up` and then `steps` steps; only the latter count."""
     result = Measured(params)
     for step in range(warm_up):
@@ -75,7 +75,7 @@ def measure(subject: Subject, params: int, steps: int, *, warm_up: int = 1) -> M
     return result
 
 
-def beside_the_disk(subject: Subject, found: Measured, folder: Path, first: int, steps: int) -> None:
+def beside_the_disk(subject: MeasuredRun, found: Measured, folder: Path, first: int, steps: int) -> None:
     """Run steps from `first` on and, after each, move the same bytes by the probe in `folder`; fills
     `found.interleaved`.
 

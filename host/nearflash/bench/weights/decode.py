@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
-from nearflash.bench.weights.sizes import Settings, loaded, settings_of
+from nearflash.bench.weights.sizes import SizesSettings, loaded, settings_of
 from nearflash.device.backends.host.matrix import expand_into
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.support.threads import set_ieee_arithmetic
@@ -51,7 +51,7 @@ class _Tensor:
     lossless: bool = True
 
 
-def measure(name: str, settings: Settings) -> Iterator[dict[str, Any]]:
+def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
     """A row for each format and dtype of a model's linear weights, half of them pruned by magnitude (int8, int4: none).
 
     Raises MissingModelError.

@@ -32,7 +32,7 @@ __all__ = [
     "OF",
     "MissingModelError",
     "RoundedCache",
-    "Settings",
+    "SizesSettings",
     "entropy_bound",
     "loaded",
     "measure",
@@ -61,7 +61,7 @@ class MissingModelError(CommandError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class SizesSettings:
     """What a run measures."""
 
     formats: tuple[str, ...]
@@ -88,7 +88,7 @@ def loaded(model: str) -> tuple[Any, Any]:
         raise MissingModelError(str(error)) from error
 
 
-def measure(name: str, settings: Settings) -> Iterator[dict[str, Any]]:
+def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
     """A row for each pruning, format and dtype. Perplexities are of weights in fp16, computed in fp32."""
     model, tokenizer = loaded(name)
     model.requires_grad_(False)

@@ -56,7 +56,7 @@ def run(
     dtypes = sizes.DTYPE_NAMES if dtype is None else (dtype,)
     for part, measure in ((SIZES, sizes.measure), (DECODE, decode.measure)):
         for model in models if part in parts else ():
-            settings = sizes.Settings(formats, dtypes, tuple(texts), windows, path)
+            settings = sizes.SizesSettings(formats, dtypes, tuple(texts), windows, path)
             try:
                 yield from ({"part": part, "model": Path(model).name, **row} for row in measure(model, settings))
             except sizes.MissingModelError as error:

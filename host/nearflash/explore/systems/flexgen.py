@@ -19,7 +19,7 @@ from nearflash.explore.systems.instinfer import Serving
 from nearflash.explore.tables import read_part
 from nearflash.planning.cost import Prediction, predict
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.planning.profile import Compute, Disk, Links, Machine, Memory, Schedule
+from nearflash.planning.profile import Compute, Disk, Links, Machine, MemorySizes, RuntimeCosts
 from nearflash.planning.terms import Workload
 
 __all__ = ["flexgen", "flexgen_machine", "sparq_page_fraction", "zero_inference"]
@@ -36,7 +36,7 @@ def flexgen_machine(runtime: Runtime, gpu: Gpu, link: Link, drives: int = 1) -> 
     attention = gpu.memory_bytes_per_s * runtime.attention_fraction
     return Machine(
         name="explore",
-        memory=Memory(runtime.source, gpu.memory_bytes, _LARGE_BYTES, _LARGE_BYTES),
+        memory=MemorySizes(runtime.source, gpu.memory_bytes, _LARGE_BYTES, _LARGE_BYTES),
         links=Links(link.source, link.bytes_per_s, link.bytes_per_s, link.bytes_per_s),
         disk=Disk(runtime.source, read, read, read, read, read),
         compute=Compute(
@@ -50,7 +50,7 @@ def flexgen_machine(runtime: Runtime, gpu: Gpu, link: Link, drives: int = 1) -> 
             host_buffer_attention_bytes_per_s=attention,
             dequantise_bytes_per_s=attention,
         ),
-        schedule=Schedule(runtime.source, per_layer_s=runtime.layer_s),
+        schedule=RuntimeCosts(runtime.source, per_layer_s=runtime.layer_s),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a block of batches needs beside weights: its caches and hidden states on their tiers, and one file for both."""
+"""Memory and file of a block of batches: its caches and hidden states on their tiers."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.decoder import head_counts
-from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLayer, cached_layers
-from nearflash.offload.cache.kv_rest import DiskRest, KvForm, MemoryRest, Rest
+from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLayer, find_cached_layers
+from nearflash.offload.cache.kv_storage import DiskStorage, KvForm, KvStorage, MemoryStorage
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
-from nearflash.offload.tiers.link import Link, host_memory
+from nearflash.offload.tiers.link import DeviceLink, host_memory
 from nearflash.offload.tiers.placement import place_units
 from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy
 from nearflash.storage.io.backend import BLOCK_BYTES
@@ -56,11 +56,11 @@ class Block:
     """
 
     def __init__(
-        self, config: Any, dtype: torch.dtype, policy: OffloadPolicy, shapes: Sequence[BlockShape], *, link: Link,
+        self, config: Any, dtype: torch.dtype, policy: OffloadPolicy, shapes: Sequence[BlockShape], *, link: DeviceLink,
         ledger: Ledger, scratch: Path | None, owns: Callable[[int], bool] = lambda number: True,
     ) -> None:  # fmt: skip
         self._config, self._policy, self._link, self._ledger, self._dtype = config, policy, link, ledger, dtype
-        self._layers, self._owns = cached_layers(config), owns
+        self._layers, self._owns = find_cached_layers(config), owns
         self._text = config.get_text_config(decoder=True)
         self._held: list[tuple[str, int]] = []
         self._file: DirectFile | None = None
@@ -83,9 +83,9 @@ class Block:
         """The empty cache, and the place of hidden states, of batch `number` of a block."""
         plan = self._plan(shape)
         layers = {unit.layer: self._layer(unit) for unit in plan.units if unit.batch == number}
-        tier, place = plan.parked[number]
+        tier, offset = plan.parked[number]
         cache = TieredCache(self._config, layers)
-        return cache, Parked(tier, self._ledger, self._file if tier == "disk" else None, place, plan.states_bytes)
+        return cache, Parked(tier, self._ledger, self._file if tier == "disk" else None, offset, plan.states_bytes)
 
     def close(self) -> None:
         """Free everything; may be called twice."""
@@ -113,14 +113,14 @@ class Block:
         if unit.in_place:
             memory = host_memory(form.size_bytes) if unit.tier == "host" else self._link.buffer(form.size_bytes).memory
             return TieredLayer(unit.layer, form, window, memory, None)
-        rest: Rest
+        storage: KvStorage
         if unit.tier == "disk":
             assert self._file is not None
             what = f"layer {unit.layer}, batch {unit.batch}"
-            rest = DiskRest(form, self._file, unit.place, self._ledger, what)
+            storage = DiskStorage(form, self._file, unit.offset, self._ledger, what)
         else:
-            rest = MemoryRest(form, self._ledger, f"{unit.tier} to gpu")
-        return TieredLayer(unit.layer, form, window, None, rest)
+            storage = MemoryStorage(form, self._ledger, f"{unit.tier} to gpu")
+        return TieredLayer(unit.layer, form, window, None, storage)
 
     def _plan(self, shape: BlockShape) -> "_Plan":
         """Units of a block, batch by batch of each layer as they are visited, on their tiers."""
@@ -141,9 +141,9 @@ class Block:
             if not self._owns(layer):
                 continue
             if tier == "disk":
-                plan.bytes["disk"] += DiskRest.file_bytes(form)
-                plan.bytes["host"] += DiskRest.tail_bytes
-                plan.work_bytes = max(plan.work_bytes, DiskRest.work_bytes(form))
+                plan.bytes["disk"] += DiskStorage.file_bytes(form)
+                plan.bytes["host"] += DiskStorage.tail_bytes
+                plan.work_bytes = max(plan.work_bytes, DiskStorage.work_bytes(form))
                 continue
             plan.bytes[tier] += form.size_bytes
             if not in_place:
@@ -167,18 +167,18 @@ class _Unit:
     tier: str
     in_place: bool
     """They are computed with where they lie."""
-    place: int
+    offset: int
     """In the file."""
 
 
 @dataclass
 class _Plan:
-    """Where everything of a block lies."""
+    """Tiers, places and sizes of everything of a block."""
 
     units: list[_Unit]
     bytes: dict[str, int]
     parked: list[tuple[str, int]]
-    """Tier and place in the file of each batch's hidden states."""
+    """Tier and offset in the file of each batch's hidden states."""
     work_bytes: int = 0
     """Of the largest unit that passes through a buffer."""
     states_bytes: int = 0

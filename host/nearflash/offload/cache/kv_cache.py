@@ -10,29 +10,29 @@ from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and
 
 from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.decoder import own_layer
-from nearflash.offload.cache.kv_rest import KvForm, Rest
+from nearflash.offload.cache.kv_storage import KvForm, KvStorage
 from nearflash.offload.tiers.ledger import CACHE_WAIT, Ledger
-from nearflash.offload.tiers.link import Buffer, Link
+from nearflash.offload.tiers.link import StagedBuffer, DeviceLink
 from nearflash.support.buffers import BufferPool
 from nearflash.support.prefetch import Prefetcher
 from nearflash.support.write_behind import WriteBehind
 
-__all__ = ["CacheMover", "TieredCache", "TieredLayer", "cached_layers"]
+__all__ = ["CacheMover", "TieredCache", "TieredLayer", "find_cached_layers"]
 
 _WINDOWS = ("sliding_attention", "chunked_attention")
 
 
-def cached_layers(config: Any) -> dict[int, int | None]:
+def find_cached_layers(config: Any) -> dict[int, int | None]:
     """Numbers of the layers whose keys and values can lie on any tier, with their windows; the others' stay in memory.
 
     Those with full attention, or with a window, whose keys and values have the same dimension.
     """
     kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-    found: dict[int, int | None] = {}
-    for number, (kind, own) in enumerate(zip(kinds, options, strict=True)):
+    windows: dict[int, int | None] = {}
+    for number, (kind, arguments) in enumerate(zip(kinds, options, strict=True)):
         if kind == "full_attention" or kind in _WINDOWS:
-            found[number] = own.get("sliding_window")
-    return found
+            windows[number] = arguments.get("sliding_window")
+    return windows
 
 
 class CacheMover:
@@ -41,7 +41,7 @@ class CacheMover:
     buffers: of `buffer_bytes` each in the memory of what computes; a visit has one of them.
     """
 
-    def __init__(self, link: Link, ledger: Ledger, buffers: int, buffer_bytes: int, overlap: bool = True) -> None:
+    def __init__(self, link: DeviceLink, ledger: Ledger, buffers: int, buffer_bytes: int, overlap: bool = True) -> None:
         self.link, self.ledger, self.overlap = link, ledger, overlap
         self._held = buffers * buffer_bytes
         ledger.take("gpu", self._held, "buffers of the KV cache")
@@ -52,21 +52,21 @@ class CacheMover:
 
     def begin(self, layer: "TieredLayer") -> None:
         """Begin to load a layer's keys and values, if it has to be."""
-        if self.overlap and layer.rest is not None:
+        if self.overlap and layer.storage is not None:
             self._loads.begin(layer)
 
     def ready(self, layer: "TieredLayer") -> None:
         """The layer's keys and values are where they are computed with."""
-        if layer.rest is None:
+        if layer.storage is None:
             return
         with self.ledger.span(CACHE_WAIT):
             layer.buffer = self._loads.take(layer) if layer in self._loads else self._load(layer)
         self.link.before_use(layer.buffer)
-        layer.work = layer.rest.states(layer.buffer.memory)
+        layer.work = layer.storage.states(layer.buffer.memory)
 
     def finish(self, layer: "TieredLayer") -> None:
         """The visit is over: store what it added."""
-        if layer.rest is None or layer.buffer is None:
+        if layer.storage is None or layer.buffer is None:
             return
         first, last, layer.work = layer.stored, layer.length, None
         self.link.after_use(layer.buffer)
@@ -85,27 +85,27 @@ class CacheMover:
         self.ledger.give("gpu", self._held)
         self._held = 0
 
-    def _load(self, layer: "TieredLayer") -> Buffer:
+    def _load(self, layer: "TieredLayer") -> StagedBuffer:
         if layer.storing is not None:
             layer.storing.result()  # handed over earlier, so it is never behind this load
         with self._free.fill() as buffer:
             self.link.before_fill(buffer)
-            if layer.stored and layer.rest is not None:
+            if layer.stored and layer.storage is not None:
                 with self.ledger.span("load cache", layer=layer.number):
-                    layer.rest.load(buffer.host, layer.first_visible, layer.stored)
+                    layer.storage.load(buffer.host, layer.first_visible, layer.stored)
             self.link.push(buffer)
         return buffer
 
-    def _store(self, layer: "TieredLayer", buffer: Buffer, first: int, last: int) -> None:
+    def _store(self, layer: "TieredLayer", buffer: StagedBuffer, first: int, last: int) -> None:
         try:
-            rest = layer.rest
-            assert rest is not None
+            storage = layer.storage
+            assert storage is not None
             with self.ledger.span("store cache", layer=layer.number):
                 if not self.link.is_cpu:
                     self.link.before_fill(buffer)
-                    there, here = rest.states(buffer.memory), rest.states(buffer.host)
+                    there, here = storage.states(buffer.memory), storage.states(buffer.host)
                     here[..., first:last, :].copy_(there[..., first:last, :])
-                rest.store(buffer.host, first, last)
+                storage.store(buffer.host, first, last)
         except BaseException as error:
             self._free.close(error)  # what was submitted after it is not stored, and frees no buffer
             raise
@@ -114,13 +114,15 @@ class CacheMover:
 
 
 class TieredLayer(CacheLayerMixin):
-    """Keys and values of one layer and one batch; `home` where they stay in memory that is computed with, or `rest`."""
+    """Keys and values of one layer and one batch, in memory that is computed with (`home`), or in `storage`."""
 
     is_croppable = False
 
-    def __init__(self, number: int, form: KvForm, window: int | None, home: Tensor | None, rest: Rest | None) -> None:
+    def __init__(
+        self, number: int, form: KvForm, window: int | None, home: Tensor | None, storage: KvStorage | None
+    ) -> None:
         super().__init__()
-        self.number, self.rest = number, rest
+        self.number, self.storage = number, storage
         self.length = self.stored = 0
         """Tokens of each row, padding included: seen, and at rest."""
         self.is_sliding = window is not None
@@ -128,7 +130,7 @@ class TieredLayer(CacheLayerMixin):
         self._rows = slice(0, form.batch)
         self.work: Tensor | None = None if home is None else form.dense.states(home)
         self.storing: Future[None] | None = None
-        self.buffer: Buffer | None = None
+        self.buffer: StagedBuffer | None = None
 
     @property
     def first_visible(self) -> int:
@@ -150,10 +152,10 @@ class TieredLayer(CacheLayerMixin):
         """Check that the model's keys and values are those that there is room for. Raises UnsupportedError."""
         form, sequences = self._form, self._rows.stop - self._rows.start
         for states in (key_states, value_states):
-            found = (*states.shape[:2], states.shape[3], states.dtype)
-            if found != (sequences, form.heads, form.dim, form.dtype):
+            given = (*states.shape[:2], states.shape[3], states.dtype)
+            if given != (sequences, form.heads, form.dim, form.dtype):
                 wanted = f"{sequences} sequences, {form.heads} KV heads of {form.dim} {form.dtype}"
-                raise UnsupportedError(f"keys and values of layer {self.number} must be of {wanted}, not {found}")
+                raise UnsupportedError(f"keys and values of layer {self.number} must be of {wanted}, not {given}")
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -66,16 +66,16 @@ def _generate(arguments: argparse.Namespace) -> int:
     if arguments.device not in ("cpu", "cuda"):
         raise CommandError(f"device must be cpu or cuda with --plan, not {arguments.device!r}")
     open_folder(arguments.model)  # raises what its files or its config do not allow, before prompts are read
-    return _offloaded(arguments, read_prompts(arguments.prompt, arguments.prompts, sys.stdin))
+    return _generate_by_plan(arguments, read_prompts(arguments.prompt, arguments.prompts, sys.stdin))
 
 
-def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
+def _generate_by_plan(arguments: argparse.Namespace, prompts: list[str]) -> int:
     from nearflash.support.threads import set_threads
 
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.offload.generation import OffloadedModel
-    from nearflash.planning.spans import predicted_spans
+    from nearflash.planning.spans import predict_spans
     from nearflash.weights.pretrained import load_tokenizer, silent_transformers
 
     with nullcontext() if arguments.verbose else silent_transformers():
@@ -93,7 +93,7 @@ def _offloaded(arguments: argparse.Namespace, prompts: list[str]) -> int:
                 progress=_progress, **options,
             )  # fmt: skip
             if arguments.trace is not None:
-                model.ledger.timeline.write(arguments.trace, predicted_spans(plan, len(prompts)))
+                model.ledger.timeline.write(arguments.trace, predict_spans(plan, len(prompts)))
     for prompt, text in zip(prompts, done.texts, strict=True):
         print(f"{prompt}{' => ' if arguments.chat else ''}{text}\n")
     for line in _figures(done, plan.prediction["tokens_per_second"]):

@@ -13,7 +13,7 @@ from nearflash.planning.profile import Machine, load_machine, machine_toml
 from nearflash.support.files import write_durably
 from nearflash.support.folders import user_folder
 
-__all__ = ["FREE_SHARE", "available_bytes", "keep_machine", "kept_machine"]
+__all__ = ["FREE_SHARE", "available_bytes", "keep_machine", "load_kept_machine"]
 
 FREE_SHARE = 0.8
 """Of free memory and of the drive's free room that a plan may fill."""
@@ -21,8 +21,8 @@ FREE_SHARE = 0.8
 
 def available_bytes() -> int:
     """Free memory of the host, by the kernel's estimate."""
-    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE)
-    return int(found[1]) << 10 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    match = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE)
+    return int(match[1]) << 10 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_machine(machine: Machine, folder: Path, what: str | None) -> Path:
@@ -39,7 +39,7 @@ def keep_machine(machine: Machine, folder: Path, what: str | None) -> Path:
     return file
 
 
-def kept_machine(folder: Path, what: str | None) -> Machine | None:
+def load_kept_machine(folder: Path, what: str | None) -> Machine | None:
     """The profile kept for a folder's drive and a model, with no more memory than is free now; None where none is.
 
     Raises PlanError for a file that is no profile.
@@ -55,9 +55,9 @@ def kept_machine(folder: Path, what: str | None) -> Machine | None:
         # What computes is host memory, too: both shrink by what others took meanwhile.
         gpu_bytes *= min(1.0, free / (memory.gpu_bytes + memory.host_bytes))
         free -= gpu_bytes
-    room = shutil.disk_usage(folder).free * FREE_SHARE
+    free_disk = shutil.disk_usage(folder).free * FREE_SHARE
     return machine.with_memory(
-        gpu_bytes=gpu_bytes, host_bytes=min(memory.host_bytes, free), disk_bytes=min(memory.disk_bytes, room)
+        gpu_bytes=gpu_bytes, host_bytes=min(memory.host_bytes, free), disk_bytes=min(memory.disk_bytes, free_disk)
     )
 
 

@@ -17,7 +17,7 @@ from nearflash.offload.machine.measure_layer import STEP_TOKENS, LayerRates, mea
 from nearflash.offload.machine.measure_runtime import tiny_decoder, visit_seconds
 from nearflash.offload.machine.stopwatch import finish, seconds_of
 from nearflash.planning.policy import VISITS_AHEAD
-from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, Memory, Schedule
+from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, MemorySizes, RuntimeCosts
 from nearflash.planning.shapes import ModelShape
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.measure import Rate, measure_drive
@@ -63,9 +63,9 @@ def measure_machine(
     rates = [*_disk_rates(folder)]
     visit_s = visit_seconds(device, dtype, folder)
     with torch.inference_mode():
-        own = None if model is None else measure_layer(*model, device, dtype)
-        products = own or _square_rates(device, dtype)
-        what = "layers of the model" if own else f"matrices of {_SIDE} x {_SIDE}"
+        layer_rates = None if model is None else measure_layer(*model, device, dtype)
+        products = layer_rates or _square_rates(device, dtype)
+        what = "layers of the model" if layer_rates else f"matrices of {_SIDE} x {_SIDE}"
         shape = None if model is None else model[1]
         heads = (shape.heads, shape.kv_heads, shape.head_dim) if shape else (_HEADS, _HEADS, _HEAD_DIM)
         on_host = _attention_bytes(torch.device("cpu"), dtype, heads)
@@ -83,12 +83,12 @@ def measure_machine(
             matmul_tokens=products.tokens,
             matmul_factors=products.factors,
         )
-        to_reads, from_reads, to_copies = _lost(device, dtype, folder)
-        schedule = Schedule(
+        to_reads, from_reads, to_copies = _measure_losses(device, dtype, folder)
+        schedule = RuntimeCosts(
             source="measured: the runtime, a layer beside its matrices; matrix products, disk reads and copies beside "
                    "each other",
-            per_layer_s=max(0.0, visit_s - _layer_seconds(device, dtype)) if own else visit_s,
-            per_state_s=0.0 if own else _state_seconds(device, dtype),
+            per_layer_s=max(0.0, visit_s - _layer_seconds(device, dtype)) if layer_rates else visit_s,
+            per_state_s=0.0 if layer_rates else _state_seconds(device, dtype),
             per_logit_s=_logit_seconds(device, dtype),
             computing_lost_to_reads=to_reads,
             computing_lost_to_copies=to_copies,
@@ -102,15 +102,15 @@ def measure_machine(
     return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=tuple(rates))
 
 
-def _memory(device: torch.device, folder: Path) -> Memory:
+def _memory(device: torch.device, folder: Path) -> MemorySizes:
     free = available_bytes() * FREE_SHARE
     if device.type == "cuda":
         gpu = torch.cuda.mem_get_info()[0] * FREE_SHARE
     else:
         gpu = free * _HOST_GPU_SHARE
         free -= gpu
-    room = shutil.disk_usage(folder).free * FREE_SHARE
-    return Memory(f"{FREE_SHARE:.0%} of what is free now", gpu, free, room)
+    free_disk = shutil.disk_usage(folder).free * FREE_SHARE
+    return MemorySizes(f"{FREE_SHARE:.0%} of what is free now", gpu, free, free_disk)
 
 
 def _copies(device: torch.device) -> tuple[float, float]:
@@ -138,16 +138,16 @@ def _square_rates(device: torch.device, dtype: torch.dtype) -> LayerRates:
 def _attention_bytes(device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> float:
     """Bytes of KV that decode attends over in a second; `heads` of queries, of keys and values, and their dimension."""
     queries, keys, dim = heads
-    each = 2 * _SEQUENCES * keys * _CONTEXT * dim * dtype.itemsize
+    visit_bytes = 2 * _SEQUENCES * keys * _CONTEXT * dim * dtype.itemsize
     visits = [torch.randn(2, _SEQUENCES, keys, _CONTEXT, dim, dtype=dtype, device=device)
-              for _ in range(max(1, _CACHE_BYTES // each))]  # fmt: skip
+              for _ in range(max(1, _CACHE_BYTES // visit_bytes))]  # fmt: skip
     query = torch.randn(_SEQUENCES, queries, 1, dim, dtype=dtype, device=device)
 
     def attend() -> None:
-        for found in visits:
-            torch.nn.functional.scaled_dot_product_attention(query, found[0], found[1], enable_gqa=queries != keys)
+        for cache in visits:
+            torch.nn.functional.scaled_dot_product_attention(query, cache[0], cache[1], enable_gqa=queries != keys)
 
-    return len(visits) * each / seconds_of(device, attend)
+    return len(visits) * visit_bytes / seconds_of(device, attend)
 
 
 def _dequantise_bytes(device: torch.device, dtype: torch.dtype) -> float:
@@ -169,8 +169,8 @@ def _expand_bytes(device: torch.device, dtype: torch.dtype) -> float:
     return out.nbytes / seconds_of(device, lambda: out.masked_scatter_(mask, values))
 
 
-def _lost(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float, float, float]:
-    """Of Schedule: computing_lost_to_reads, reads_lost_to_computing, computing_lost_to_copies."""
+def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float, float, float]:
+    """RuntimeCosts' computing_lost_to_reads, reads_lost_to_computing, computing_lost_to_copies."""
     weights = [torch.randn(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(8)]
     states = torch.randn(_FEW_TOKENS, _SIDE, dtype=dtype, device=device)
     with torch.inference_mode(False):  # another thread copies
@@ -182,7 +182,7 @@ def _lost(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float
         finish(device)
 
     def lost(move: Callable[[], Any]) -> tuple[float, float]:
-        found = []
+        losses = []
         for _ in range(_BESIDE_TIMES):
             alone, moving = _per_second(compute), _per_second(move)
             stop, moved = Event(), [0]
@@ -195,8 +195,8 @@ def _lost(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float
                 stop.set()
                 thread.join()
             rate = moved[0] / (time.perf_counter() - start) / moving
-            found.append(_shares(beside, rate))
-        first, second = map(fmean, zip(*found, strict=True))  # what is lost now and then is lost, too
+            losses.append(_shares(beside, rate))
+        first, second = map(fmean, zip(*losses, strict=True))  # what is lost now and then is lost, too
         return first, second
 
     with Probe(folder, 4 * _BESIDE_BYTES) as probe:
@@ -206,7 +206,7 @@ def _lost(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float
 
 
 def _shares(computing: float, moving: float) -> tuple[float, float]:
-    """What each loses of the other's time, of what is left of both rates beside each other.
+    """Shares of the other's time that each loses, of what is left of both rates beside each other.
 
     A second beside each other does `computing` seconds of what is computed alone, and `moving` of what is moved alone:
     computing + lost_to_moving * moving = 1, and the other way round.
@@ -265,8 +265,8 @@ def _state_seconds(device: torch.device, dtype: torch.dtype) -> float:
         return (heads * 0.5 + turned * 0.5).transpose(0, 1).reshape(_MANY_TOKENS, _SIDE)
 
     def work() -> None:
-        found = states + rotate(norm(states))
-        found = found + norm(found)
+        summed = states + rotate(norm(states))
+        summed = summed + norm(summed)
         torch.nn.functional.silu(gate) * up
 
     return seconds_of(device, work, repeats=5) / states.numel()
@@ -297,7 +297,7 @@ def _rate(rate: Rate, direct: bool) -> DiskRate:
 
 
 def _disk(rates: Sequence[DiskRate]) -> Disk:
-    """What the drive gives by direct I/O, as buffered reads of a file just written come from memory."""
+    """Rates of the drive by direct I/O, as buffered reads of a file just written come from memory."""
     reads, writes = ([rate for rate in rates if rate.call == call and rate.direct] for call in ("read", "write"))
     largest = max(rate.request_bytes for rate in reads)
     deepest = max(rate.depth for rate in reads if rate.request_bytes == largest)

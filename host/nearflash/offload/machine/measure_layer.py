@@ -44,7 +44,7 @@ class LayerRates:
 
     @classmethod
     def of(cls, parameters: int, size_bytes: int, steps: Sequence[float], many: int, many_s: float) -> "LayerRates":
-        """Of so many parameters and bytes: seconds of a product of STEP_TOKENS each, and of `many` tokens."""
+        """Rates by the parameters and bytes of weights, seconds of products of STEP_TOKENS tokens, and of `many`."""
         token_s = many_s / many
         factors = tuple(took / max(tokens * token_s, steps[0]) for tokens, took in zip(STEP_TOKENS, steps, strict=True))
         tokens = *map(float, STEP_TOKENS), float(many)
@@ -62,7 +62,7 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
     if layer.experts or count < 3 or count * size > _MEMORY_SHARE * available_bytes():
         return None
     try:
-        one, more = (_decoder(model, layers, device, dtype) for layers in (1, count))
+        single, several = (_decoder(model, layers, device, dtype) for layers in (1, count))
     except (ValueError, KeyError, UnsupportedError):  # a model of another library, or built in another way
         return None
     with torch.inference_mode():
@@ -70,8 +70,8 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
         def seconds(sequences: int, tokens: int, repeats: int) -> float:
             ids = torch.zeros(sequences, tokens, dtype=torch.long, device=device)
             alone, all_of_them = (
-                seconds_of(device, lambda: each(input_ids=ids, use_cache=False), repeats)  # noqa: B023
-                for each in (one, more)
+                seconds_of(device, lambda: decoder(input_ids=ids, use_cache=False), repeats)  # noqa: B023
+                for decoder in (single, several)
             )
             return max((all_of_them - alone) / (count - 1), 1e-7)
 

@@ -1,4 +1,4 @@
-"""What the runtime does for each layer and batch beside computing it: decoders of tiny layers, all of them on disk.
+"""Seconds of the runtime for each layer and batch beside computing it: decoders of tiny layers, all of them on disk.
 
 Threads are woken, buffers handed over, parameters bound; where processors compute, none of it is hidden.
 """
@@ -36,9 +36,9 @@ def visit_seconds(device: torch.device, dtype: torch.dtype, folder: Path) -> flo
 def _step_seconds(layers: int, device: torch.device, dtype: torch.dtype, folder: Path) -> list[float]:
     policy = OffloadPolicy(_SEQUENCES, _BATCHES, Shares(disk=1), Shares(disk=1), Shares(gpu=1))
     rows = [[1] * _PROMPT_TOKENS for _ in range(policy.block_size)]
-    with tempfile.TemporaryDirectory(prefix=".nearflash-measure-", dir=folder) as place:
+    with tempfile.TemporaryDirectory(prefix=".nearflash-measure-", dir=folder) as model:
         with silent_transformers():
-            LlamaForCausalLM(tiny_decoder(layers)).to(dtype).save_pretrained(place)
-        with OffloadedModel(place, policy, device=device.type, scratch=folder) as opened:
+            LlamaForCausalLM(tiny_decoder(layers)).to(dtype).save_pretrained(model)
+        with OffloadedModel(model, policy, device=device.type, scratch=folder) as opened:
             reports = [opened.generate(rows, max_new_tokens=_STEPS, stop_tokens=[]).report for _ in range(_REPEATS)]
     return [report.decode_s / (_STEPS - 1) for report in reports]

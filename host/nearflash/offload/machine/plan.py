@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError, PlanError
-from nearflash.offload.machine.machine_file import keep_machine, kept_machine
+from nearflash.offload.machine.machine_file import keep_machine, load_kept_machine
 from nearflash.planning.parameters import from_parameters
 from nearflash.planning.profile import Machine
 from nearflash.planning.search import Plan, Space, Workload, search
@@ -50,7 +50,7 @@ def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = 
     config = read_config(model)
     dtype = config.get("dtype") or config.get("torch_dtype")
     what = f"{dtype or 'default'}{shape.digest()[:12]}"
-    if not again and (kept := kept_machine(folder, what)) is not None:
+    if not again and (kept := load_kept_machine(folder, what)) is not None:
         return kept, None
     from nearflash.offload.machine.measure import measure_machine  # which loads torch
 
@@ -76,34 +76,34 @@ def model_shape(model: Path) -> tuple[ModelShape, float]:
     """
     config = read_config(model)
     by_rule = from_config(config)
-    place = model if model.is_dir() else model.parent
-    if str(model) == SMOLLM2 or not any((place / name).is_file() for name in (SINGLE, INDEX)):
+    parent = model if model.is_dir() else model.parent
+    if str(model) == SMOLLM2 or not any((parent / name).is_file() for name in (SINGLE, INDEX)):
         return by_rule, 1.0
-    tensors = open_checkpoint(place)
-    if odd := [each for name, each in tensors.items() if name.endswith("weight") and each.dtype not in FLOATING]:
+    tensors = open_checkpoint(parent)
+    if odd := [tensor for name, tensor in tensors.items() if name.endswith("weight") and tensor.dtype not in FLOATING]:
         raise odd[0].error(
             f"its dtype must be one of {', '.join(FLOATING)}, not {odd[0].dtype}: take the checkpoint that is not "
             "quantised"
         )
     if by_rule.tied:
         # A checkpoint may hold the tied head again.
-        tensors = {name: each for name, each in tensors.items() if not name.endswith("lm_head.weight")}
-    shape = from_parameters({name: each.shape for name, each in tensors.items()}, config)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
+    shape = from_parameters({name: tensor.shape for name, tensor in tensors.items()}, config)
     shape = replace(shape, element_bytes=_element_bytes(tensors.values(), shape.element_bytes))
     # Matrices of layers, whose names hold a number, are what is compressed.
-    matrices = [each for name, each in tensors.items() if re.search(r"\.\d+\.", name) and len(each.shape) > 1]
-    if all(each.form == "dense" for each in matrices):
+    matrices = [tensor for name, tensor in tensors.items() if re.search(r"\.\d+\.", name) and len(tensor.shape) > 1]
+    if all(tensor.form == "dense" for tensor in matrices):
         return shape, 1.0
-    stored = sum(each.stored_bytes for each in matrices) / sum(each.dense_bytes for each in matrices)
+    stored = sum(tensor.stored_bytes for tensor in matrices) / sum(tensor.dense_bytes for tensor in matrices)
     return shape, min(1.0, stored)
 
 
 def _element_bytes(tensors: Iterable[WeightsTensor], otherwise: int) -> int:
-    """Of the floating-point dtype that most of a checkpoint is in, which the model computes in."""
+    """Bytes of the floating-point dtype that most of a checkpoint is in, which the model computes in."""
     sizes: dict[str, int] = {}
-    for each in tensors:
-        if each.dtype in FLOATING:
-            sizes[each.dtype] = sizes.get(each.dtype, 0) + each.dense_bytes
+    for tensor in tensors:
+        if tensor.dtype in FLOATING:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.dense_bytes
     return ITEM_BYTES[max(sizes, key=lambda dtype: sizes[dtype])] if sizes else otherwise
 
 
@@ -115,8 +115,8 @@ def read_config(model: Path) -> Mapping[str, Any]:
     if str(model) == SMOLLM2:
         from nearflash.weights.empty import load_config  # which loads torch
 
-        found: dict[str, Any] = load_config(open_folder(model, gguf=True)).to_dict()
-        return found
+        config: dict[str, Any] = load_config(open_folder(model, gguf=True)).to_dict()
+        return config
     try:
         if model.is_dir() or model.name == CONFIG:
             return open_folder(model if model.is_dir() else model.parent).config

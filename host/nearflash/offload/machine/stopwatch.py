@@ -18,11 +18,11 @@ def finish(device: torch.device) -> None:
 
 def seconds_of(device: torch.device, work: Callable[[], Any], repeats: int = 10) -> float:
     """The median of some repeats, after one that warms up."""
-    found = []
+    seconds = []
     for _ in range(repeats + 1):
         finish(device)
         start = time.perf_counter()
         work()
         finish(device)
-        found.append(time.perf_counter() - start)
-    return median(found[1:])
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])

@@ -18,7 +18,7 @@ __all__ = ["Call", "Fiber"]
 
 @dataclass
 class Call:
-    """What a fiber waits for: the result of `function(*args, **kwargs)`, to be computed by whoever resumes it."""
+    """A fiber's call of `function(*args, **kwargs)`, whose result whoever resumes the fiber computes."""
 
     subject: Any
     """What the call belongs to; compared by identity."""

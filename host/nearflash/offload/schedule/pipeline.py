@@ -76,18 +76,18 @@ class PipelineStage:
         try:
             self._sent.append((dist.isend(data, rank), data))
         except RuntimeError as error:
-            raise _lost(rank, error) from error
+            raise _rank_error(rank, error) from error
 
     @staticmethod
     def _receive(tensor: Tensor, rank: int) -> Tensor:
         try:
             dist.recv(tensor.view(torch.uint8), rank)
         except RuntimeError as error:
-            raise _lost(rank, error) from error
+            raise _rank_error(rank, error) from error
         return tensor
 
 
-def _lost(rank: int, error: RuntimeError) -> DeviceLostError:
+def _rank_error(rank: int, error: RuntimeError) -> DeviceLostError:
     return DeviceLostError(f"rank {rank} is lost ({str(error).splitlines()[0][:200]}): see its log, and run again")
 
 

@@ -22,7 +22,7 @@ _BY_SEQUENCE = ("attention_mask", "position_ids")
 
 
 def compute_layer(call: Call, cache: TieredLayer | None, split: bool = True) -> Any:
-    """What a layer returns; in parts of its batch where `split` allows it and there is a cache that takes parts.
+    """Compute a layer; in parts of its batch where `split` allows it and there is a cache that takes parts.
 
     A call with an argument of which it is not certain whether it has a row for each sequence is computed at once, and
     one with a table that layers share.
@@ -32,21 +32,21 @@ def compute_layer(call: Call, cache: TieredLayer | None, split: bool = True) -> 
         return call.compute()
     sequences, tokens = states.shape[:2]
     size = max(1, prefill_tokens(sequences, tokens) // tokens)
-    if size == sequences or not all(_certain(each, name, states) for name, each in _arguments(call)):
+    if size == sequences or not all(_certain(argument, name, states) for name, argument in _arguments(call)):
         return call.compute()
-    found: Any = None
+    joined: Any = None
     for start in range(0, sequences, size):
         rows = slice(start, min(start + size, sequences))
-        args = tuple(_rows_of(each, rows, None, states) for each in call.args)
-        kwargs = {name: _rows_of(each, rows, name, states) for name, each in call.kwargs.items()}
+        args = tuple(_rows_of(argument, rows, None, states) for argument in call.args)
+        kwargs = {name: _rows_of(argument, rows, name, states) for name, argument in call.kwargs.items()}
         with cache.part(rows):
             value = replace(call, args=args, kwargs=kwargs).compute()
-        found = _joined(found, value, rows, sequences)
-    return found
+        joined = _join(joined, value, rows, sequences)
+    return joined
 
 
 def _arguments(call: Call) -> Iterator[tuple[str | None, Any]]:
-    yield from ((None, each) for each in call.args)
+    yield from ((None, value) for value in call.args)
     yield from call.kwargs.items()
 
 
@@ -65,7 +65,7 @@ def _certain(value: Any, name: str | None, states: Tensor) -> bool:
         unlike = value.dim() < 2 or value.shape[0] != states.shape[0] or states.shape[0] == states.shape[1]
         return unlike or _has_rows(value, name, states)
     if isinstance(value, list | tuple):
-        return all(_certain(each, None, states) for each in value)
+        return all(_certain(item, None, states) for item in value)
     return not isinstance(value, Mapping)
 
 
@@ -73,19 +73,19 @@ def _rows_of(value: Any, rows: slice, name: str | None, states: Tensor) -> Any:
     if isinstance(value, Tensor):
         return value[rows] if _has_rows(value, name, states) else value
     if isinstance(value, list | tuple):
-        return type(value)(_rows_of(each, rows, None, states) for each in value)
+        return type(value)(_rows_of(item, rows, None, states) for item in value)
     return value
 
 
-def _joined(found: Any, value: Any, rows: slice, sequences: int) -> Any:
+def _join(joined: Any, value: Any, rows: slice, sequences: int) -> Any:
     """Put a part's tensors into those of the batch, which are made at the first part."""
     if isinstance(value, tuple | list):
-        parts = [None] * len(value) if found is None else found
-        return type(value)(_joined(one, each, rows, sequences) for one, each in zip(parts, value, strict=True))
+        parts = [None] * len(value) if joined is None else joined
+        return type(value)(_join(part, item, rows, sequences) for part, item in zip(parts, value, strict=True))
     if not isinstance(value, Tensor):
         return value
-    each = value.shape[0] // (rows.stop - rows.start)  # rows of a sequence: tokens where they are flat
-    if found is None:
-        found = torch.empty((sequences * each, *value.shape[1:]), dtype=value.dtype, device=value.device)
-    found[rows.start * each : rows.stop * each] = value
-    return found
+    rows_each = value.shape[0] // (rows.stop - rows.start)  # rows of a sequence: tokens where they are flat
+    if joined is None:
+        joined = torch.empty((sequences * rows_each, *value.shape[1:]), dtype=value.dtype, device=value.device)
+    joined[rows.start * rows_each : rows.stop * rows_each] = value
+    return joined

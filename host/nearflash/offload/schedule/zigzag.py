@@ -22,7 +22,7 @@ from nearflash.offload.tiers.ledger import BETWEEN_LAYERS, COMPUTE, RANKS_WAIT, 
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.planning.policy import VISITS_AHEAD
 
-__all__ = ["Batch", "Interception", "ZigZag"]
+__all__ = ["Interception", "ScheduledBatch", "ZigZag"]
 
 
 class Interception:
@@ -45,13 +45,13 @@ def _stopping(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     def stop(*args: Any, **kwargs: Any) -> Any:
         # The states of each sequence's last token are no contiguous rows: torch would multiply them one by one, with a
         # copy of the output layer's weights for each.
-        args = tuple(each.contiguous() if isinstance(each, torch.Tensor) else each for each in args)
+        args = tuple(value.contiguous() if isinstance(value, torch.Tensor) else value for value in args)
         return Fiber.wait_for(Call(module, forward, args, kwargs))
 
     return stop
 
 
-class Batch:
+class ScheduledBatch:
     """One batch of a block: its generation, its cache's layers by number, where its hidden states wait."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Batch:
         self.passes_left = passes
         """Forward passes that it makes at most."""
         self.call: Call | None = None
-        self.rest: tuple[Any, ...] | None = None
+        self.other_outputs: tuple[Any, ...] | None = None
         """What a layer returns beside hidden states; None where it returns them alone."""
 
     def go_on(self, value: Any = None) -> None:
@@ -87,7 +87,7 @@ class ZigZag:
         self._stage, self._head, self._split = stage, head, split
 
     @torch.no_grad()
-    def run(self, batches: Sequence[Batch], *, more: bool = False) -> None:
+    def run(self, batches: Sequence[ScheduledBatch], *, more: bool = False) -> None:
         """Run all batches to their end; `more` blocks follow. Raises what computing, loading and storing raise; no
         batch goes on then.
         """
@@ -104,7 +104,7 @@ class ZigZag:
             for batch in batches:
                 batch.fiber.close()
 
-    def _advance(self, batches: Sequence[Batch], more: bool) -> None:
+    def _advance(self, batches: Sequence[ScheduledBatch], more: bool) -> None:
         """Run a group up to where it would wait for another rank; to its end where there is none."""
         begun = False
         while live := [batch for batch in batches if batch.call is not None]:
@@ -129,7 +129,7 @@ class ZigZag:
             return subject is self._head and not self._stage.is_last
         return number == self._stage.first and number > 0
 
-    def _pass_by(self, number: int, batches: Sequence[Batch]) -> None:
+    def _pass_by(self, number: int, batches: Sequence[ScheduledBatch]) -> None:
         """A layer of another rank: hidden states go to it where it is the next one's first."""
         for batch in batches:
             assert batch.call is not None
@@ -142,16 +142,16 @@ class ZigZag:
                 batch.layers[number].length += states.shape[1]
             if number == self._last:
                 batch.passes_left -= 1
-            batch.go_on((states, *batch.rest) if batch.rest is not None else states)
+            batch.go_on((states, *batch.other_outputs) if batch.other_outputs is not None else states)
         if number == self._last and self._after_pass is not None:
             self._after_pass()
 
-    def _visit(self, number: int, batches: Sequence[Batch], more: bool) -> None:
+    def _visit(self, number: int, batches: Sequence[ScheduledBatch], more: bool) -> None:
         last_pass = not more and max(batch.passes_left for batch in batches) <= 1
         with self._weights.use(number, last=last_pass):
             visits = self._caches_from(number, batches)
-            for place, batch in enumerate(batches):
-                for visited in visits[place : place + VISITS_AHEAD + 1]:
+            for index, batch in enumerate(batches):
+                for visited in visits[index : index + VISITS_AHEAD + 1]:
                     if visited is not None:  # a drive that waits for computing is lost
                         self._mover.begin(visited)
                 if number == self._stage.first and number > 0:
@@ -167,12 +167,12 @@ class ZigZag:
         if number == self._last and self._after_pass is not None:
             self._after_pass()
 
-    def _caches_from(self, number: int, batches: Sequence[Batch]) -> list[TieredLayer | None]:
+    def _caches_from(self, number: int, batches: Sequence[ScheduledBatch]) -> list[TieredLayer | None]:
         """The KV cache of each visit of a layer and of the next ones, as far as caches are loaded ahead."""
         layers = [layer for layer in range(number, number + VISITS_AHEAD + 1) if self._stage.owns(layer)]
         return [batch.layers.get(layer) for layer in layers for batch in batches]
 
-    def _receive(self, batch: Batch) -> None:
+    def _receive(self, batch: ScheduledBatch) -> None:
         """A batch's hidden states come from the rank before, those of its own code are of no layer's."""
         call = batch.call
         assert call is not None
@@ -181,7 +181,7 @@ class ZigZag:
         batch.parked.restore()
         call.replace_states(self._stage.receive_states(states))
 
-    def _compute(self, batch: Batch, layer: TieredLayer | None = None, number: int = -1) -> None:
+    def _compute(self, batch: ScheduledBatch, layer: TieredLayer | None = None, number: int = -1) -> None:
         """Compute what a batch waits for, and let it go on to its next module."""
         call = batch.call
         assert call is not None
@@ -192,7 +192,7 @@ class ZigZag:
             with self._ledger.span(COMPUTE, layer=number):
                 value = compute_layer(call, layer, self._split)
         if number >= 0:
-            batch.rest = tuple(value[1:]) if isinstance(value, tuple) else None
+            batch.other_outputs = tuple(value[1:]) if isinstance(value, tuple) else None
         if layer is not None:
             self._mover.finish(layer)
         with self._ledger.span(BETWEEN_LAYERS):

@@ -17,12 +17,13 @@ __all__ = ["Parked"]
 
 
 class Parked:
-    """The hidden states of one batch on one tier, as long as it waits. place: of the file, room_bytes of it."""
+    """The hidden states of one batch on one tier, as long as it waits. offset_bytes, room_bytes: of the file."""
 
     def __init__(
-        self, tier: str, ledger: Ledger, file: DirectFile | None = None, place: int = 0, room: int = 0
+        self, tier: str, ledger: Ledger, file: DirectFile | None = None, offset_bytes: int = 0, room_bytes: int = 0
     ) -> None:
-        self._tier, self._ledger, self._file, self._place, self._room = tier, ledger, file, place, room
+        self._tier, self._ledger, self._file = tier, ledger, file
+        self._offset, self._room_bytes = offset_bytes, room_bytes
         self._tensor: Tensor | None = None
         self._copy: Tensor | None = None
         self._size = self._checksum = 0
@@ -37,18 +38,18 @@ class Parked:
             return
         flat = states.reshape(-1).view(torch.uint8)
         if self._tier == "disk":
-            room = -(-size // BLOCK_BYTES) * BLOCK_BYTES
-            if self._file is None or room > self._room:
+            padded = -(-size // BLOCK_BYTES) * BLOCK_BYTES
+            if self._file is None or padded > self._room_bytes:
                 return
-            memory = host_memory(room)
+            memory = host_memory(padded)
             memory[:size].copy_(flat)
             self._checksum = crc32c(memory.numpy())
-            self._file.write(self._place, memory.numpy())
-            self._ledger.moved("activations host to disk", room)
+            self._file.write(self._offset, memory.numpy())
+            self._ledger.count_bytes("activations host to disk", padded)
         else:
             self._copy = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             self._copy.copy_(flat)
-            self._ledger.moved("activations gpu to host", size)
+            self._ledger.count_bytes("activations gpu to host", size)
         del flat
         self._tensor, self._size = states, size
         states.untyped_storage().resize_(0)
@@ -64,14 +65,14 @@ class Parked:
         if self._copy is not None:
             flat.copy_(self._copy)
             self._copy = None
-            self._ledger.moved("activations host to gpu", size)
+            self._ledger.count_bytes("activations host to gpu", size)
             return
         assert self._file is not None
         memory = host_memory(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
-        self._file.read(self._place, memory.numpy())
+        self._file.read(self._offset, memory.numpy())
         if crc32c(memory.numpy()) != self._checksum:
-            where = f"bytes {self._place} to {self._place + len(memory)} of the scratch file"
+            where = f"bytes {self._offset} to {self._offset + len(memory)} of the scratch file"
             raise StateError(f"hidden states must be those that were written, but {where} have another checksum: check "
                              "the drive (dmesg, smartctl), and run again")  # fmt: skip
         flat.copy_(memory[:size])
-        self._ledger.moved("activations disk to host", len(memory))
+        self._ledger.count_bytes("activations disk to host", len(memory))

@@ -39,10 +39,10 @@ class Ledger:
     peaks: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def moved(self, what: str, size_bytes: int) -> None:
+    def count_bytes(self, link: str, size_bytes: int) -> None:
         """So many bytes went over a link, `weights disk to host` for example."""
         with self._lock:
-            self.links[what] = self.links.get(what, 0) + size_bytes
+            self.links[link] = self.links.get(link, 0) + size_bytes
 
     def take(self, tier: str, size_bytes: int, what: str) -> None:
         """So many bytes of a tier are in use from here on. Raises CommandError beyond its budget."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 
-__all__ = ["Buffer", "Link", "host_memory"]
+__all__ = ["DeviceLink", "StagedBuffer", "host_memory"]
 
 
 def host_memory(size_bytes: int, pinned: bool = False) -> Tensor:
@@ -19,7 +19,7 @@ def host_memory(size_bytes: int, pinned: bool = False) -> Tensor:
     return torch.from_numpy(aligned_buffer(max(size_bytes, 1))[:size_bytes])
 
 
-class Link:
+class DeviceLink:
     """Copies between the host and a device of torch. Of a CPU there is nothing to copy."""
 
     def __init__(self, device: str = "cpu") -> None:
@@ -27,12 +27,14 @@ class Link:
         self.is_cpu = self.device.type == "cpu"
         self._stream: Any = None if self.is_cpu else torch.cuda.Stream(self.device)
 
-    def buffer(self, size_bytes: int) -> "Buffer":
+    def buffer(self, size_bytes: int) -> "StagedBuffer":
         """Memory of the device, with a staging buffer of the host where that is another."""
         host = host_memory(size_bytes, pinned=not self.is_cpu)
-        return Buffer(host if self.is_cpu else torch.empty(size_bytes, dtype=torch.uint8, device=self.device), host)
+        return StagedBuffer(
+            host if self.is_cpu else torch.empty(size_bytes, dtype=torch.uint8, device=self.device), host
+        )
 
-    def push(self, buffer: "Buffer") -> None:
+    def push(self, buffer: "StagedBuffer") -> None:
         """Begin to copy a buffer from the host's side to the device's."""
         if self.is_cpu:
             return
@@ -40,17 +42,17 @@ class Link:
             buffer.memory.copy_(buffer.host, non_blocking=True)
             buffer.pushed = self._stream.record_event()
 
-    def before_use(self, buffer: "Buffer") -> None:
-        """What is computed from here on sees what was pushed."""
+    def before_use(self, buffer: "StagedBuffer") -> None:
+        """Let what is computed from here on see what was pushed."""
         if buffer.pushed is not None:
             torch.cuda.current_stream(self.device).wait_event(buffer.pushed)
 
-    def after_use(self, buffer: "Buffer") -> None:
-        """What was computed up to here is done with the buffer before it is filled again."""
+    def after_use(self, buffer: "StagedBuffer") -> None:
+        """Let what was computed up to here be done with the buffer before it is filled again."""
         if not self.is_cpu:
             buffer.used = torch.cuda.current_stream(self.device).record_event()
 
-    def before_fill(self, buffer: "Buffer") -> None:
+    def before_fill(self, buffer: "StagedBuffer") -> None:
         """Wait until the buffer may be overwritten."""
         for event in (buffer.pushed, buffer.used):
             if event is not None:
@@ -63,7 +65,7 @@ class Link:
             torch.cuda.synchronize(self.device)
 
 
-class Buffer:
+class StagedBuffer:
     """The device's bytes and the host's, (n,) uint8 each; the same tensor on a CPU."""
 
     def __init__(self, memory: Tensor, host: Tensor) -> None:

@@ -19,7 +19,7 @@ def place_units(shares: Shares, sizes: Sequence[int], tiers: Sequence[str] = ("g
     given, seen, chosen = dict.fromkeys(wanted, 0.0), 0.0, []
     for size in sizes:
         seen += max(size, 1)
-        tier = max(wanted, key=lambda each: wanted[each] / total * seen - given[each])
+        tier = max(wanted, key=lambda tier: wanted[tier] / total * seen - given[tier])
         given[tier] += max(size, 1)
         chosen.append(tier)
     return chosen

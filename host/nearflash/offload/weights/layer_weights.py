@@ -17,9 +17,9 @@ from torch.nn import Parameter
 
 from nearflash.abi.errors import CommandError
 from nearflash.offload.tiers.ledger import WEIGHTS_WAIT, Ledger
-from nearflash.offload.tiers.link import Buffer, Link, host_memory
+from nearflash.offload.tiers.link import DeviceLink, StagedBuffer, host_memory
 from nearflash.offload.weights.groups import quantize_source
-from nearflash.offload.weights.layout import Layout, LayoutReader
+from nearflash.offload.weights.layout import BufferLayout, LayoutReader
 from nearflash.support.buffers import BufferPool
 from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.sources import Source
@@ -35,10 +35,10 @@ class _Layer:
 
     module: Any
     tier: str
-    layout: Layout
+    layout: BufferLayout
     home: Tensor | None = None
     """Where its buffer's bytes stay, if they do."""
-    buffer: Buffer | None = None
+    buffer: StagedBuffer | None = None
     """The one that stays."""
     views: dict[str, Tensor] = field(default_factory=dict)
     empty: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class LayerWeights:
     """
 
     def __init__(
-        self, layers: Sequence[Any], sources: Sequence[Mapping[str, Source]], tiers: Sequence[str], *, link: Link,
+        self, layers: Sequence[Any], sources: Sequence[Mapping[str, Source]], tiers: Sequence[str], *, link: DeviceLink,
         ledger: Ledger, bits: int = 16, overlap: bool = True, direct: bool = True,
     ) -> None:  # fmt: skip
         self._link, self._ledger, self._overlap = link, ledger, overlap
@@ -62,7 +62,7 @@ class LayerWeights:
         self._opened.callback(self._reader.close)
         try:
             self._layers = [
-                self._placed(layer, own, tier, bits) for layer, own, tier in zip(layers, sources, tiers, strict=True)
+                self._place(layer, own, tier, bits) for layer, own, tier in zip(layers, sources, tiers, strict=True)
             ]
             self._passing = [n for n, own in enumerate(self._layers) if own.buffer is None and own.empty]
             largest = max((self._layers[number].layout.size_bytes for number in self._passing), default=0)
@@ -115,11 +115,11 @@ class LayerWeights:
 
     # Placement
 
-    def _placed(self, module: Any, sources: Mapping[str, Source], tier: str, bits: int) -> _Layer:
+    def _place(self, module: Any, sources: Mapping[str, Source], tier: str, bits: int) -> _Layer:
         """A layer on its tier; what stays in memory is loaded."""
         if bits == 4:
             sources = {name: quantize_source(source, read=tier != "disk") for name, source in sources.items()}
-        layout = Layout(sources)
+        layout = BufferLayout(sources)
         empty = {name: _parameter(module, name) for name in sources}
         layer = _Layer(module, tier, layout, empty=empty)
         compressed = any(piece.tensor.form != "dense" for each in sources.values() for piece in each.pieces)
@@ -128,7 +128,7 @@ class LayerWeights:
         if compressed or (tier == "host" and not self._link.is_cpu):
             self._take(tier, layout.stored_bytes, "weights as they are stored")
             layout.expanded = {name: source.keep() for name, source in layout.expanded.items()}
-            layer.home = self._filled_home(layout)
+            layer.home = self._fill_home(layout)
             return layer
         self._take(tier, layout.size_bytes, "weights")
         layer.buffer = self._link.buffer(layout.size_bytes)
@@ -136,7 +136,7 @@ class LayerWeights:
         layer.views = layout.views(layer.buffer.memory)
         return layer
 
-    def _filled_home(self, layout: Layout) -> Tensor | None:
+    def _fill_home(self, layout: BufferLayout) -> Tensor | None:
         """The runs of a layer in the host's memory."""
         if not layout.runs:
             return None
@@ -157,14 +157,14 @@ class LayerWeights:
         for each in order[: self._room]:
             self._loads.begin(each)
 
-    def _load(self, number: int) -> Buffer:
+    def _load(self, number: int) -> StagedBuffer:
         with self._free.fill() as buffer:
             self._link.before_fill(buffer)
             with self._ledger.span("load weights", layer=number):
                 self._fill(self._layers[number], buffer)
         return buffer
 
-    def _fill(self, layer: _Layer, buffer: Buffer) -> None:
+    def _fill(self, layer: _Layer, buffer: StagedBuffer) -> None:
         layout = layer.layout
         if layer.home is None:
             self._read(layout, buffer.host)
@@ -172,13 +172,13 @@ class LayerWeights:
             buffer.host[: len(layer.home)].copy_(layer.home)
         stored = self._reader.expand(layout, buffer.host)
         if layer.tier == "disk" or layer.buffer is not None:
-            self._ledger.moved("weights disk to host", stored)
+            self._ledger.count_bytes("weights disk to host", stored)
         if not self._link.is_cpu or layer.tier == "host":
-            self._ledger.moved("weights host to gpu", layout.size_bytes if not self._link.is_cpu else stored)
+            self._ledger.count_bytes("weights host to gpu", layout.size_bytes if not self._link.is_cpu else stored)
         self._link.push(buffer)
 
-    def _read(self, layout: Layout, memory: Tensor) -> None:
-        self._ledger.moved("weights disk to host", self._reader.read_runs(layout, memory))
+    def _read(self, layout: BufferLayout, memory: Tensor) -> None:
+        self._ledger.count_bytes("weights disk to host", self._reader.read_runs(layout, memory))
 
     @staticmethod
     def _bind(layer: _Layer, values: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ class LayerWeights:
 
 def _parameter(module: Any, name: str) -> Any:
     owner, _, leaf = name.rpartition(".")
-    found = module.get_submodule(owner)._parameters.get(leaf)
-    if found is None:
+    parameter = module.get_submodule(owner)._parameters.get(leaf)
+    if parameter is None:
         raise CommandError(f"{name!r} must be a parameter of {type(module).__name__}")
-    return found
+    return parameter

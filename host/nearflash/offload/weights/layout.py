@@ -1,4 +1,4 @@
-"""Where a layer's parameters lie in one buffer, so that its file is read straight into it.
+"""Places of a layer's parameters in one buffer, into which its file is read without a copy.
 
 Tensors that are stored as the model computes with them keep their distances in the file, in runs that begin at a block
 of it: direct I/O then puts each where it is used, without a copy. So it does with the pieces of a fused parameter, of
@@ -25,7 +25,7 @@ from nearflash.weights.file import WeightsTensor
 from nearflash.weights.sources import Source
 from nearflash.weights.weights_map import TORCH_DTYPES
 
-__all__ = ["Layout", "LayoutReader", "Run", "read_run"]
+__all__ = ["BufferLayout", "FileRun", "LayoutReader", "read_run"]
 
 GAP_BYTES = 256 << 10
 """Cheaper to read than to ask once more."""
@@ -37,7 +37,7 @@ _READERS = 2
 
 
 @dataclass(frozen=True)
-class Run:
+class FileRun:
     """Bytes of a file and their place in the buffer, which lie alike in their blocks.
 
     One that begins at a block takes whole blocks of the buffer, unless it is `exact`: then not a byte beside its own.
@@ -47,7 +47,7 @@ class Run:
     offset: int
     size_bytes: int
     """To the end of the last tensor."""
-    place: int
+    buffer_offset: int
     what: str
     """The first tensor's name, for errors."""
     exact: bool = False
@@ -57,21 +57,21 @@ class Run:
         """In the buffer."""
         return self.size_bytes if self.exact else -(-self.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
-    def parts(self) -> Iterator["Run"]:
+    def parts(self) -> Iterator["FileRun"]:
         """Requests of a size that keeps a drive busy, from block to block."""
         at = 0
         while at < self.size_bytes:
             size = min(_PART_BYTES - (self.offset + at) % BLOCK_BYTES, self.size_bytes - at)
-            yield replace(self, offset=self.offset + at, size_bytes=size, place=self.place + at)
+            yield replace(self, offset=self.offset + at, size_bytes=size, buffer_offset=self.buffer_offset + at)
             at += size
 
 
-class Layout:
+class BufferLayout:
     """The buffer of one layer. gap_bytes: between two tensors of a file that are read rather than skipped."""
 
     def __init__(self, sources: Mapping[str, Source], gap_bytes: int = GAP_BYTES) -> None:
         self._gap_bytes = gap_bytes
-        self.runs: list[Run] = []
+        self.runs: list[FileRun] = []
         self.expanded: dict[str, Source] = {}
         """What is not read in runs."""
         self._places: dict[str, tuple[int, Source]] = {}
@@ -82,10 +82,10 @@ class Layout:
         size = sum(run.room_bytes for run in self.runs)
         for name, source in sources.items():
             if name not in direct and (starts := _starts_of_pieces(source)):
-                place = size + (source.pieces[0].tensor.offset - starts[0]) % BLOCK_BYTES
-                self._place_pieces(place, starts, source)
-                self._places[name] = (place, source)
-                size = -(-(place + source.size_bytes) // BLOCK_BYTES) * BLOCK_BYTES
+                offset = size + (source.pieces[0].tensor.offset - starts[0]) % BLOCK_BYTES
+                self._place_pieces(offset, starts, source)
+                self._places[name] = (offset, source)
+                size = -(-(offset + source.size_bytes) // BLOCK_BYTES) * BLOCK_BYTES
         self.runs_bytes = size
         """Of the buffer, from its start, in which runs lie."""
         for name, source in sources.items():
@@ -97,27 +97,27 @@ class Layout:
 
     @property
     def stored_bytes(self) -> int:
-        """Of memory in which it is kept as it is stored."""
-        return self.runs_bytes + sum(each.stored_bytes for each in self.expanded.values())
+        """Bytes of memory in which the layer is kept as it is stored."""
+        return self.runs_bytes + sum(source.stored_bytes for source in self.expanded.values())
 
     def check(self, memory: Tensor) -> None:
         """Compare what was read in runs with the file's checksums, where it has them, the first time: for later reads
         the drive's own codes must do, else each step of decode would take a tenth longer. Raises WeightsError.
         """
-        for place, tensor in self._unchecked:
-            tensor.check(memory[place : place + tensor.stored_bytes].numpy())
+        for offset, tensor in self._unchecked:
+            tensor.check(memory[offset : offset + tensor.stored_bytes].numpy())
         self._unchecked.clear()
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The parameters in a buffer (size_bytes,) uint8."""
         return {
-            name: memory[place : place + source.size_bytes].view(source.dtype).view(source.shape)
-            for name, (place, source) in self._places.items()
+            name: memory[offset : offset + source.size_bytes].view(source.dtype).view(source.shape)
+            for name, (offset, source) in self._places.items()
         }
 
     def _place_runs(self, ordered: list[tuple[str, Source]]) -> None:
-        place = 0
-        run: Run | None = None
+        offset = 0
+        run: FileRun | None = None
         for name, source in ordered:
             tensor = source.pieces[0].tensor
             end = tensor.offset + tensor.stored_bytes
@@ -128,27 +128,27 @@ class Layout:
             ):
                 if run is not None:
                     self.runs.append(run)
-                    place += run.room_bytes
+                    offset += run.room_bytes
                 start = tensor.offset - tensor.offset % BLOCK_BYTES
-                run = Run(tensor.file, start, end - start, place, tensor.name)
+                run = FileRun(tensor.file, start, end - start, offset, tensor.name)
             else:
-                run = Run(run.file, run.offset, max(end - run.offset, run.size_bytes), place, run.what)
-            self._places[name] = (place + tensor.offset - run.offset, source)
-            self._read_to(place + tensor.offset - run.offset, tensor)
+                run = FileRun(run.file, run.offset, max(end - run.offset, run.size_bytes), offset, run.what)
+            self._places[name] = (offset + tensor.offset - run.offset, source)
+            self._read_to(offset + tensor.offset - run.offset, tensor)
         if run is not None:
             self.runs.append(run)
 
-    def _place_pieces(self, place: int, starts: Sequence[int], source: Source) -> None:
+    def _place_pieces(self, offset: int, starts: Sequence[int], source: Source) -> None:
         for start, piece in zip(starts, source.pieces, strict=True):
             tensor = piece.tensor
             self.runs.append(
-                Run(tensor.file, tensor.offset, tensor.stored_bytes, place + start, tensor.name, exact=True)
+                FileRun(tensor.file, tensor.offset, tensor.stored_bytes, offset + start, tensor.name, exact=True)
             )
-            self._read_to(place + start, tensor)
+            self._read_to(offset + start, tensor)
 
-    def _read_to(self, place: int, tensor: WeightsTensor) -> None:
+    def _read_to(self, offset: int, tensor: WeightsTensor) -> None:
         if tensor.checksum is not None:
-            self._unchecked.append((place, tensor))
+            self._unchecked.append((offset, tensor))
 
 
 def _key(source: Source) -> tuple[str, int]:
@@ -168,7 +168,7 @@ def _as_stored(tensor: WeightsTensor, source: Source) -> bool:
 
 
 def _starts_of_pieces(source: Source) -> list[int]:
-    """Where in a parameter's bytes its pieces begin, as they lie in files; none where direct I/O cannot put them there:
+    """First bytes of a parameter's pieces within it, as they lie in files; none where direct I/O cannot put them there:
     blocks of all pieces must begin alike in the file and in the parameter.
     """
     if source.converter is not None or not all(_as_stored(piece.tensor, source) for piece in source.pieces):
@@ -184,12 +184,12 @@ def _starts_of_pieces(source: Source) -> list[int]:
     return starts if len(shifts) == 1 else []
 
 
-def read_run(run: Run, memory: Tensor, direct: bool = True) -> None:
+def read_run(run: FileRun, memory: Tensor, direct: bool = True) -> None:
     """Fill a run's place in a buffer. direct: past the page cache where the file system can.
 
     Raises WeightsError where the file is shorter, was changed since it was opened, or reading fails.
     """
-    view = memory[run.place : run.place + run.room_bytes].numpy()
+    view = memory[run.buffer_offset : run.buffer_offset + run.room_bytes].numpy()
     try:
         descriptor = run.file.descriptor(direct)
         if run.exact:
@@ -206,7 +206,7 @@ def read_run(run: Run, memory: Tensor, direct: bool = True) -> None:
         )
 
 
-def _read_exact(descriptor: int, run: Run, view: NDArray[np.uint8]) -> int:
+def _read_exact(descriptor: int, run: FileRun, view: NDArray[np.uint8]) -> int:
     """Read whole blocks into their place, of the first and the last what is of the run; returns its bytes read."""
     before = run.offset % BLOCK_BYTES
     head = min(BLOCK_BYTES - before, run.size_bytes) if before else 0
@@ -228,7 +228,7 @@ class LayoutReader:
         self._direct = direct
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
 
-    def read_runs(self, layout: Layout, memory: Tensor) -> int:
+    def read_runs(self, layout: BufferLayout, memory: Tensor) -> int:
         """Read what lies in runs, and check it; the bytes of it. Raises WeightsError."""
         parts = [part for run in layout.runs for part in run.parts()]
         if len(parts) == 1:
@@ -238,7 +238,7 @@ class LayoutReader:
         layout.check(memory)
         return sum(part.size_bytes for part in parts)
 
-    def expand(self, layout: Layout, memory: Tensor) -> int:
+    def expand(self, layout: BufferLayout, memory: Tensor) -> int:
         """Read and expand what does not; the stored bytes of it. Raises WeightsError."""
         views = layout.views(memory) if layout.expanded else {}
         for name, source in layout.expanded.items():

@@ -27,7 +27,7 @@ from nearflash.sim.nand.parts import NandPart
 from nearflash.verify.bench.channel_events import IndexQueue, Server, Walker
 from nearflash.verify.fixtures.nand_channel import ChannelEvents, ChannelTiming, EventClock, Request
 
-__all__ = ["Cycles", "Load", "Outcome", "simulate"]
+__all__ = ["Cycles", "Load", "LoadMeans", "simulate"]
 
 _LANES, _BEAT_BYTES = 4, 8
 _ROW_BEAT_CYCLES = {IndexFormat.FP16: 1, IndexFormat.INT8: 2, IndexFormat.INT4: 2}
@@ -61,7 +61,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoadMeans:
     """Means over the heads that were finished while all contexts were in use, the first quarter left out."""
 
     cycles_per_head: float
@@ -248,7 +248,7 @@ class _Kernel:
 def simulate(
     config: AttendConfig, part: NandPart, load: Load, contexts: int, *, heads: int = 0, cycles: Cycles | None = None,
     seed: int = 1,
-) -> Outcome:  # fmt: skip
+) -> LoadMeans:  # fmt: skip
     """`heads` heads (default: enough for a steady middle) of one load, at most `contexts` at a time."""
     kernel = _Kernel(config, part, load, cycles or Cycles(), seed)
     heads = heads or max(16, 4 * contexts)
@@ -259,7 +259,7 @@ def simulate(
     elapsed = last[0].times[-1] - first[0].times[-1]
     links, bursts, lanes = (after - before for before, after in zip(first[1:], last[1:], strict=True))
     spent = np.diff([head.times for head in middle], axis=1).mean(axis=0)
-    return Outcome(
+    return LoadMeans(
         cycles_per_head=elapsed * kernel.spent()[1] / heads / bursts,  # heads end in bunches, data come evenly
         channel_busy_fraction=links / elapsed / len(kernel.channels),
         lane_busy_fraction=lanes / elapsed / len(kernel.channels),

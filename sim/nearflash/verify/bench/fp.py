@@ -27,7 +27,7 @@ from nearflash.verify.fixtures.fp32_unit import Fp32Unit
 from nearflash.verify.fixtures.softfloat import softfloat
 from nearflash.verify.fixtures.vectors import corner_pairs, narrow_operands, operands
 
-__all__ = ["OPERATIONS", "VECTORS", "Operation", "run"]
+__all__ = ["OPERATIONS", "VECTORS", "FpOperation", "run"]
 
 Columns = list[NDArray[Any]]
 #: Vectors of each operation; of `add`, `mul` and `div` the first ones are all pairs of corner values.
@@ -49,7 +49,7 @@ _BLOCK = 500_000
 
 
 @dataclass(frozen=True)
-class Operation:
+class FpOperation:
     """How one operation is compared: unit, operand ports, operands from (count, seed), model, run-time bits, oracle."""
 
     core: Callable[[], Any]
@@ -90,19 +90,21 @@ def _pairs(count: int, seed: int) -> Columns:
     return [np.concatenate(columns) for columns in zip(chosen, rest, strict=True)]
 
 
-def _narrow(number: NumberFormat) -> Operation:
+def _narrow(number: NumberFormat) -> FpOperation:
     def columns(count: int, seed: int) -> Columns:
         return [np.concatenate([*operands(count // 2, 1, seed), narrow_operands(count - count // 2, number, seed)])]
 
-    return Operation(ToNarrow, "i", columns, lambda a: to_narrow(a, number), {"bf16": int(number == BF16)},
+    return FpOperation(ToNarrow, "i", columns, lambda a: to_narrow(a, number), {"bf16": int(number == BF16)},
                      f"to_{number.name}")  # fmt: skip
 
 
-def _wide(number: NumberFormat) -> Operation:
+def _wide(number: NumberFormat) -> FpOperation:
     def columns(count: int, seed: int) -> Columns:
         return [np.arange(count, dtype=np.uint16)]
 
-    return Operation(FromNarrow, "i", columns, lambda a: (from_narrow(a, number), None), {"bf16": int(number == BF16)})
+    return FpOperation(
+        FromNarrow, "i", columns, lambda a: (from_narrow(a, number), None), {"bf16": int(number == BF16)}
+    )
 
 
 def _three(count: int, seed: int) -> Columns:
@@ -115,13 +117,13 @@ def _fused(a: Any, b: Any, c: Any) -> Any:
 
 #: Every operation but `div_by_invariant`, whose operands come scalar by scalar.
 OPERATIONS = {
-    "add": Operation(Add, "ab", _pairs, add, {}, "add"),
-    "mul": Operation(Mul, "ab", _pairs, mul, {}, "mul"),
-    "div": Operation(Div, "ab", _pairs, div, {}, "div"),
-    "fma": Operation(MulAdd, "abc", _three, _fused, {"fused": 1}, "fma"),
-    "fma_51": Operation(lambda: MulAdd(RECIPROCAL_BITS), "abc", _three, _fused, {"fused": 1}, "fma"),
-    "muladd": Operation(MulAdd, "abc", _three, lambda a, b, c: muladd(a, b, c, fused=False), {"fused": 0}),
-    "sqrt": Operation(Sqrt, "a", lambda count, seed: operands(count, 1, seed), sqrt, {}, "sqrt"),
+    "add": FpOperation(Add, "ab", _pairs, add, {}, "add"),
+    "mul": FpOperation(Mul, "ab", _pairs, mul, {}, "mul"),
+    "div": FpOperation(Div, "ab", _pairs, div, {}, "div"),
+    "fma": FpOperation(MulAdd, "abc", _three, _fused, {"fused": 1}, "fma"),
+    "fma_51": FpOperation(lambda: MulAdd(RECIPROCAL_BITS), "abc", _three, _fused, {"fused": 1}, "fma"),
+    "muladd": FpOperation(MulAdd, "abc", _three, lambda a, b, c: muladd(a, b, c, fused=False), {"fused": 0}),
+    "sqrt": FpOperation(Sqrt, "a", lambda count, seed: operands(count, 1, seed), sqrt, {}, "sqrt"),
     "to_fp16": _narrow(FP16),
     "to_bf16": _narrow(BF16),
     "from_fp16": _wide(FP16),

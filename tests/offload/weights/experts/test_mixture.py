@@ -10,7 +10,7 @@ from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.offload import OffloadedModel
 from nearflash.offload.tiers.link import host_memory
 from nearflash.offload.weights.experts.mixture import add_row_checksums, expert_source
-from nearflash.offload.weights.layout import Layout, LayoutReader
+from nearflash.offload.weights.layout import BufferLayout, LayoutReader
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights import PackedTensor, read_file, write_file
 from nearflash.weights.sources import Source, SourcePiece
@@ -44,7 +44,7 @@ def test_a_damaged_expert_of_a_fused_parameter_is_reported(tmp_path, version):
     rot(tmp_path / "file", data[-tensor.stored_bytes // 8 :].tobytes(), tensor.offset + 3 * tensor.stored_bytes // 8)
     reader, memory = LayoutReader(), host_memory(1 << 16)
     for expert in range(8):
-        layout = Layout({"e": expert_source(source, expert)}, gap_bytes=0)
+        layout = BufferLayout({"e": expert_source(source, expert)}, gap_bytes=0)
         if expert != 3:
             reader.read_runs(layout, memory)
             assert torch.equal(layout.views(memory)["e"], values[expert])

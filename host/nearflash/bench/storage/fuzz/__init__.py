@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError, LostStepWarning, NearflashError, UncheckedWarning
 from nearflash.bench.options import Option
-from nearflash.bench.storage.fuzz.mutations import Files, Subject, damaged
+from nearflash.bench.storage.fuzz.mutations import Files, FuzzedFormat, damaged
 from nearflash.bench.storage.fuzz.sessions import session
 from nearflash.bench.storage.fuzz.stores import export, flash, kept, state
 from nearflash.bench.storage.fuzz.tensors import checkpoint, matrix, spill, topk, weights
@@ -26,7 +26,7 @@ from nearflash.bench.storage.fuzz.texts import drives, journal, machine, plan, p
 __all__ = ["FORMATS", "run"]
 
 HANG_S = 20
-FORMATS: dict[str, Callable[[Path], Subject]] = {
+FORMATS: dict[str, Callable[[Path], FuzzedFormat]] = {
     "state": state, "export": export, "flash": flash, "kept": kept, "journal": journal, "session": session,
     "transcript": transcript, "policy": policy, "plan": plan, "results": results, "drives": drives, "machine": machine,
     "weights": weights, "checkpoint": checkpoint, "matrix": matrix, "topk": topk, "spill": spill,
@@ -60,7 +60,7 @@ def run(
     yield {"format": "all", "class": "all", **total}
 
 
-def _fuzz(name: str, subject: Subject, folder: Path, mutations: int) -> dict[str, dict[str, int]]:
+def _fuzz(name: str, subject: FuzzedFormat, folder: Path, mutations: int) -> dict[str, dict[str, int]]:
     rng = random.Random(name)
     counts = {kind: dict.fromkeys(("mutations", *_OUTCOMES), 0) for kind in CLASSES}
     folder.mkdir()
@@ -90,7 +90,7 @@ def _put(folder: Path, files: Files) -> None:
         (folder / name).write_bytes(content)
 
 
-def _outcome(subject: Subject, folder: Path, expected: object) -> tuple[str, str]:
+def _outcome(subject: FuzzedFormat, folder: Path, expected: object) -> tuple[str, str]:
     def hung(number: int, frame: FrameType | None) -> None:
         raise _HungError
 

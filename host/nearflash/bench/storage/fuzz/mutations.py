@@ -14,8 +14,8 @@ from nearflash.storage.io.sealed import seal
 __all__ = [
     "FILE",
     "Files",
+    "FuzzedFormat",
     "Range",
-    "Subject",
     "damaged",
     "forged_json",
     "json_pieces",
@@ -39,7 +39,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 @dataclass
-class Subject:
+class FuzzedFormat:
     """A file format: intact files, how they are read, and how they are forged and mixed."""
 
     files: Files

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.bench.storage.fuzz.mutations import Files, Subject, pieces
+from nearflash.bench.storage.fuzz.mutations import Files, FuzzedFormat, pieces
 from nearflash.bench.storage.fuzz.stores import forged_label, sequence_values
 from nearflash.storage.io.backend import BLOCK_BYTES
 
@@ -18,7 +18,7 @@ _WORDS = [f"w{number}" for number in range(61)]
 _TURNS = ("w5 w7 w9 w11 " * 10, "w2 w3 w4 " * 6, "w8 w6 " * 4)
 
 
-def session(folder: Path) -> Subject:
+def session(folder: Path) -> FuzzedFormat:
     """Two turns and a third; others are a copy whose third turn was another one, and another conversation."""
     model, tokenizer = _model(), _tokenizer()
     own, branch, other = (folder / name for name in ("own", "branch", "other"))
@@ -47,7 +47,7 @@ def session(folder: Path) -> Subject:
     def forge(rng: random.Random) -> Files:
         return forged_label(files, _NAME, rng)
 
-    return Subject(files, read, forge, pieces(files, others, BLOCK_BYTES), accepts=accepts)
+    return FuzzedFormat(files, read, forge, pieces(files, others, BLOCK_BYTES), accepts=accepts)
 
 
 def _talk(model: Any, tokenizer: Any, folder: Path, turns: Any, known: list[tuple[list[int], Any]]) -> None:

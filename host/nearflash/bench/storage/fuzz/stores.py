@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from nearflash.bench.storage.fuzz.mutations import (
     FILE,
     Files,
+    FuzzedFormat,
     Range,
-    Subject,
     forged_json,
     pieces,
     range_pieces,
@@ -42,7 +42,7 @@ F16 = NDArray[np.float16]
 # States
 
 
-def state(folder: Path) -> Subject:
+def state(folder: Path) -> FuzzedFormat:
     """A state after three steps; others are a copy that took another third step, and another run's."""
     oracle, own, branch, other = Oracle(), folder / "own", folder / "branch", folder / "other"
     with oracle.create(StateStore, [own], PositionalBackend()) as store:
@@ -56,7 +56,7 @@ def state(folder: Path) -> Subject:
 
     files, *others = ({FILE: path.read_bytes()} for path in (own, branch, other))
     mixed = pieces(files, others, BLOCK_BYTES)
-    return Subject(files, _read_state, lambda rng: {FILE: _forged_state(files[FILE], rng)}, mixed)
+    return FuzzedFormat(files, _read_state, lambda rng: {FILE: _forged_state(files[FILE], rng)}, mixed)
 
 
 def _steps(oracle: Oracle, store: StateStore, versions: Sequence[Version]) -> None:
@@ -97,7 +97,7 @@ def _block(data: bytes | bytearray, start: int, size: int) -> Any:
     return np.frombuffer(bytes(data[start : start + size]), np.uint8)
 
 
-def export(folder: Path) -> Subject:
+def export(folder: Path) -> FuzzedFormat:
     """An exported state; another one is of the same tensors after other steps."""
     oracle = Oracle()
     for name, history in (("own", 0), ("other", 1)):
@@ -118,7 +118,7 @@ def export(folder: Path) -> Subject:
             return store.profile, store.steps, store.tensor_steps, store.metadata, store.manifest, parts
 
     own, other = ({FILE: (folder / name).read_bytes()} for name in ("own", "other"))
-    return Subject(own, read, lambda rng: {FILE: _forged_export(own[FILE], rng)}, pieces(own, [other], 64))
+    return FuzzedFormat(own, read, lambda rng: {FILE: _forged_export(own[FILE], rng)}, pieces(own, [other], 64))
 
 
 def _forged_export(content: bytes, rng: random.Random) -> bytes:
@@ -136,7 +136,7 @@ def _forged_export(content: bytes, rng: random.Random) -> bytes:
 # Keys and values
 
 
-def flash(folder: Path) -> Subject:
+def flash(folder: Path) -> FuzzedFormat:
     """Pages of a store that keeps nothing beside them; others are of the same keys, with other contents."""
     files, places = [], []
     for number in range(2):
@@ -155,7 +155,7 @@ def flash(folder: Path) -> Subject:
 
     own = files[0]
     mixed = range_pieces(own, files[1:], lambda _: _blocks(FILE), BLOCK_BYTES)
-    return Subject(own, read, lambda rng: forged_label(own, FILE, rng), mixed)
+    return FuzzedFormat(own, read, lambda rng: forged_label(own, FILE, rng), mixed)
 
 
 def _blocks(name: str) -> list[Range]:
@@ -181,7 +181,7 @@ _TURNS = ((0, 40), (20, 50), (33, 48))
 """Of each turn of the sequence: tokens that stay of the one before, and tokens at its end."""
 
 
-def kept(folder: Path) -> Subject:
+def kept(folder: Path) -> FuzzedFormat:
     """A sequence that outlasts its store, with a note of each turn; others are a copy that went on otherwise, and
     another store's sequence of the same numbers.
     """
@@ -208,7 +208,7 @@ def kept(folder: Path) -> Subject:
 
     files, *others = ({each.name: each.read_bytes() for each in path.iterdir()} for path in (own, branch, other))
     mixed = range_pieces(files, others, lambda _: _blocks(_KV), BLOCK_BYTES)
-    return Subject(files, read, lambda rng: forged_label(files, _KV, rng), mixed, accepts=accepts)
+    return FuzzedFormat(files, read, lambda rng: forged_label(files, _KV, rng), mixed, accepts=accepts)
 
 
 def _opened(folder: Path) -> KvStore:

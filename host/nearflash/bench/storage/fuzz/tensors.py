@@ -26,8 +26,8 @@ from nearflash.abi.topk import (
 from nearflash.bench.storage.fuzz.mutations import (
     FILE,
     Files,
+    FuzzedFormat,
     Range,
-    Subject,
     damaged,
     forged_json,
     pieces,
@@ -52,7 +52,7 @@ _BITMAPS = ("coded", "plain", "scaled8", "scaled4")
 # Weights
 
 
-def weights(folder: Path) -> Subject:
+def weights(folder: Path) -> FuzzedFormat:
     """A file with a tensor of every form, two of each; another one has the same tensors with other values."""
     files = []
     for number in range(2):
@@ -66,7 +66,7 @@ def weights(folder: Path) -> Subject:
 
     own = files[0]
     mixed = range_pieces(own, files[1:], lambda each: [*_ranges(each[FILE], tensors)], SECTION_BYTES)
-    return Subject(own, read, lambda rng: {FILE: _forged_weights(own[FILE], rng)}, mixed)
+    return FuzzedFormat(own, read, lambda rng: {FILE: _forged_weights(own[FILE], rng)}, mixed)
 
 
 def _values(seed: int) -> NDArray[np.float16]:
@@ -163,7 +163,7 @@ def _forged_matrix(matrix: bytearray, rng: random.Random) -> bytes:
     return bytes(matrix)
 
 
-def checkpoint(folder: Path) -> Subject:
+def checkpoint(folder: Path) -> FuzzedFormat:
     """A folder with two files and their index; another one is of another run, its tensors of the same names."""
     names = {f"model-{number}.safetensors": f"-{number}" for number in range(2)}
     folders: list[Files] = []
@@ -193,10 +193,10 @@ def checkpoint(folder: Path) -> Subject:
         return bool(found.items() <= expected.items())
 
     assert SINGLE not in own
-    return Subject(own, read, forge, pieces(own, folders[1:], SECTION_BYTES), accepts=accepts)
+    return FuzzedFormat(own, read, forge, pieces(own, folders[1:], SECTION_BYTES), accepts=accepts)
 
 
-def matrix(folder: Path) -> Subject:
+def matrix(folder: Path) -> FuzzedFormat:
     """A matrix as the kernel reads it, without a file around it."""
     own, *others = ({FILE: pack(_values(seed), group_rows=_GROUP_ROWS)} for seed in (0, 1, 2))
 
@@ -209,13 +209,13 @@ def matrix(folder: Path) -> Subject:
     def forge(rng: random.Random) -> Files:
         return {FILE: _forged_matrix(bytearray(own[FILE]), rng)}
 
-    return Subject(own, read, forge, range_pieces(own, others, ranges, SECTION_BYTES))
+    return FuzzedFormat(own, read, forge, range_pieces(own, others, ranges, SECTION_BYTES))
 
 
 # Gradients
 
 
-def topk(folder: Path) -> Subject:
+def topk(folder: Path) -> FuzzedFormat:
     """A stream of gradients in three tiles; others have the same places with other values, or other places."""
     params, files = 2 * TILE_PARAMS + 500, []
     for seed, place_seed in ((0, 0), (1, 0), (2, 1)):
@@ -245,26 +245,26 @@ def topk(folder: Path) -> Subject:
         data[28:32] = crc32c(np.frombuffer(bytes(data[:28]), np.uint8)).to_bytes(4, "little")
         return {FILE: bytes(data)}
 
-    return Subject(own, read, forge, range_pieces(own, files[1:], ranges, WORD_BYTES))
+    return FuzzedFormat(own, read, forge, range_pieces(own, files[1:], ranges, WORD_BYTES))
 
 
 # Offloading
 
 
-def spill(folder: Path) -> Subject:
+def spill(folder: Path) -> FuzzedFormat:
     """Keys and values of two layers, and hidden states, on disk for a while: a file without a name in a run."""
     import torch
 
-    from nearflash.offload.cache.kv_rest import DiskRest, KvForm
+    from nearflash.offload.cache.kv_storage import DiskStorage, KvForm
     from nearflash.offload.tiers.activations import Parked
     from nearflash.offload.tiers.ledger import Ledger
     from nearflash.offload.tiers.link import host_memory
 
     form = KvForm(2, 2, 300, 64, torch.bfloat16)
-    size, room = DiskRest.file_bytes(form), 4 * BLOCK_BYTES
+    size, room = DiskStorage.file_bytes(form), 4 * BLOCK_BYTES
     file = DirectFile.create(folder / "scratch", 2 * size + room, direct=False)
-    rests = [DiskRest(form, file, place, Ledger(), f"layer {place // size}") for place in (0, size)]
-    memory, content = host_memory(DiskRest.work_bytes(form)), host_memory(2 * size + room).numpy()
+    rests = [DiskStorage(form, file, place, Ledger(), f"layer {place // size}") for place in (0, size)]
+    memory, content = host_memory(DiskStorage.work_bytes(form)), host_memory(2 * size + room).numpy()
     hidden = torch.randn(2, 16, 64)
     for rest in rests:
         rest.states(memory)[:] = torch.randn(rest.states(memory).shape).bfloat16()
@@ -292,4 +292,4 @@ def spill(folder: Path) -> Subject:
     parked()
     file.read(0, content)
     own = {FILE: content.tobytes()}
-    return Subject(own, read, lambda rng: damaged(own, rng), pieces(own, [], BLOCK_BYTES))
+    return FuzzedFormat(own, read, lambda rng: damaged(own, rng), pieces(own, [], BLOCK_BYTES))

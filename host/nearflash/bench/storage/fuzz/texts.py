@@ -15,7 +15,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.bench.storage.fuzz.mutations import (
     FILE,
     Files,
-    Subject,
+    FuzzedFormat,
     forged_json,
     json_pieces,
     line_pieces,
@@ -42,7 +42,7 @@ from nearflash.storage.kv.sequence import Tags
 __all__ = ["drives", "journal", "machine", "plan", "policy", "results", "transcript"]
 
 
-def transcript(folder: Path) -> Subject:
+def transcript(folder: Path) -> FuzzedFormat:
     """Calls of a device; others ask for the same and get other bytes."""
 
     def calls(device: Any, value: int = 7) -> object:
@@ -73,10 +73,10 @@ def transcript(folder: Path) -> Subject:
     def read(place: Path) -> object:
         return calls(ReplayDevice(place / FILE, "update-tiny"))
 
-    return Subject(own, read, forge, line_pieces(own, [other]))
+    return FuzzedFormat(own, read, forge, line_pieces(own, [other]))
 
 
-def journal(folder: Path) -> Subject:
+def journal(folder: Path) -> FuzzedFormat:
     """The journal of three sequences; others are of another opening of its copy, and another store's."""
     name, path = "0" * 32, folder / "journal"
 
@@ -114,10 +114,10 @@ def journal(folder: Path) -> Subject:
     for count in range(1, len(lines)):
         (folder / FILE).write_bytes(b"".join(lines[:count]))
         older.append(read(folder))
-    return Subject(own, read, forge, line_pieces(own, others), tuple(older))
+    return FuzzedFormat(own, read, forge, line_pieces(own, others), tuple(older))
 
 
-def policy(folder: Path) -> Subject:
+def policy(folder: Path) -> FuzzedFormat:
     """A calibrated policy; another one is of another model of the same shape."""
     shape, digests = KvShape(3, 2, 64), ("0" * 16, "1" * 16)
     for number, digest in enumerate(digests):
@@ -131,7 +131,7 @@ def policy(folder: Path) -> Subject:
     return _json_subject(folder, lambda place: PolicyFile.read(place / FILE, shape, digests[0]))
 
 
-def plan(folder: Path) -> Subject:
+def plan(folder: Path) -> FuzzedFormat:
     """A plan of an offloaded run; another one is for another model."""
     for number, layers in enumerate((4, 6)):
         shape = from_config(
@@ -144,7 +144,7 @@ def plan(folder: Path) -> Subject:
     return _json_subject(folder, lambda place: read_plan(place / FILE))
 
 
-def drives(folder: Path) -> Subject:
+def drives(folder: Path) -> FuzzedFormat:
     """Rates of a drive, kept; others are of other measurements."""
     for number in range(2):
         rates = [Rate("read", 1 << 20, 2, 3.0 + number, 2.5, 4.5), Rate("random", 4096, 1, 0.05, 0.04, 0.06)]
@@ -152,16 +152,16 @@ def drives(folder: Path) -> Subject:
     return _json_subject(folder, lambda place: find_profile(place, place / FILE))
 
 
-def _json_subject(folder: Path, read: Callable[[Path], object]) -> Subject:
+def _json_subject(folder: Path, read: Callable[[Path], object]) -> FuzzedFormat:
     """A file of JSON without checksums, `0` in the folder; another one is `1`."""
     own, other = (json.loads((folder / name).read_text()) for name in ("0", "1"))
     files = {FILE: (folder / "0").read_bytes()}
-    return Subject(
+    return FuzzedFormat(
         files, read, lambda rng: text_files(forged_json(own, rng)), json_pieces(own, [other], text_files), sealed=False
     )
 
 
-def machine(folder: Path) -> Subject:
+def machine(folder: Path) -> FuzzedFormat:
     """The profile of a machine; others are those that come with nearflash."""
     bodies = [tomllib.loads(machine_toml(load_machine(name))) for name in ("t4", "gpu24")]
     files = {FILE: machine_toml(load_machine("t4")).encode()}
@@ -176,7 +176,7 @@ def machine(folder: Path) -> Subject:
         return {FILE: _toml(body).encode("utf-8", "replace")}
 
     assert parse_machine(_toml(bodies[0])) == parse_machine(files[FILE].decode())
-    return Subject(files, read, forge, json_pieces(bodies[0], bodies[1:], written), sealed=False)
+    return FuzzedFormat(files, read, forge, json_pieces(bodies[0], bodies[1:], written), sealed=False)
 
 
 def _toml(body: Any) -> str:
@@ -192,7 +192,7 @@ def _value(value: Any) -> str:
     return "[" + ", ".join(map(_value, value)) + "]" if isinstance(value, list) else json.dumps(value)
 
 
-def results(folder: Path) -> Subject:
+def results(folder: Path) -> FuzzedFormat:
     """Results of a batch list; others are of another model for the same prompts, and of other prompts."""
     prompts = [[1, 2, number] for number in range(6)]
     settings = {"model": "a" * 16, "max_new_tokens": 4}
@@ -228,4 +228,4 @@ def results(folder: Path) -> Subject:
         """Lines at the end may be missing: those prompts are computed again."""
         return bool(found.items() <= expected.items())
 
-    return Subject(files[0], read, forge, line_pieces(files[0], files[1:]), accepts=accepts)
+    return FuzzedFormat(files[0], read, forge, line_pieces(files[0], files[1:]), accepts=accepts)

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError
 from nearflash.offload.tiers.ledger import EXPERTS_WAIT, Ledger
-from nearflash.offload.tiers.link import Buffer, Link
+from nearflash.offload.tiers.link import DeviceLink, StagedBuffer
 from nearflash.offload.weights.experts.counts import ExpertKey, RoutingCounts
 from nearflash.offload.weights.experts.mixture import MixtureLayer, add_row_checksums, expert_source
-from nearflash.offload.weights.layout import Layout, LayoutReader
+from nearflash.offload.weights.layout import BufferLayout, LayoutReader
 from nearflash.support.prefetch import Prefetcher
 
 __all__ = ["ExpertCache", "HitCounts"]
 
 _READERS = 2
-_AHEAD, _GUESSED_AHEAD = 2 * _READERS, _READERS
-"""Experts that are being read or will be next, at most; while a guess is begun: a wrong one must not delay others."""
+_AHEAD, _PREDICTED_AHEAD = 2 * _READERS, _READERS
+"""Experts that are being read or will be next, at most; while a predicted one is begun: a misprediction must not delay others."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HitCounts:
     hits: int = 0
     """In memory."""
     ahead: int = 0
-    """Guessed, and read or being read."""
+    """Predicted, and read or being read."""
     misses: int = 0
     """Neither."""
 
@@ -44,13 +44,13 @@ class HitCounts:
 class _Slot:
     """Memory of one expert, and whose it is."""
 
-    buffer: Buffer
+    buffer: StagedBuffer
     key: ExpertKey | None = None
     views: dict[str, Tensor] = field(default_factory=dict)
     """None until what was loaded is taken."""
     used: int = 0
     """When it was used last."""
-    guessed: bool = False
+    predicted: bool = False
     """It was read before its layer's router was asked, and that did not name it yet."""
 
 
@@ -63,8 +63,8 @@ class ExpertCache:
     """
 
     def __init__(
-        self, mixtures: Sequence[MixtureLayer], cache_bytes: int, *, link: Link, ledger: Ledger, folder: Path | None,
-        ahead: bool = True, direct: bool = True,
+        self, mixtures: Sequence[MixtureLayer], cache_bytes: int, *, link: DeviceLink, ledger: Ledger,
+        folder: Path | None, ahead: bool = True, direct: bool = True,
     ) -> None:  # fmt: skip
         self._link, self._ledger, self.ahead = link, ledger, ahead
         self._numbers = [mixture.number for mixture in mixtures]
@@ -72,7 +72,7 @@ class ExpertCache:
             {leaf: add_row_checksums(source) for leaf, source in mixture.sources.items()} for mixture in mixtures
         ]
         self._reader = LayoutReader(direct)
-        self._layouts: dict[ExpertKey, Layout] = {}
+        self._layouts: dict[ExpertKey, BufferLayout] = {}
         keys = [(index, expert) for index, mixture in enumerate(mixtures) for expert in range(mixture.experts)]
         size = max(self._layout(key).size_bytes for key in keys)  # they begin anywhere in a block
         count = min(cache_bytes // size, len(keys))
@@ -87,7 +87,7 @@ class ExpertCache:
         self._clock = 0
         self._plan: list[ExpertKey] = []
         """What the loop that runs will still ask for, in its order."""
-        self._guesses: list[ExpertKey] = []
+        self._predicted: list[ExpertKey] = []
         """What the next layer's will probably ask for."""
         self._current: ExpertKey | None = None
         self._hits = self._ahead_hits = self._misses = 0
@@ -106,17 +106,17 @@ class ExpertCache:
             slot = self._by_key.get(key)
             if slot is None:
                 self._misses += 1
-            elif slot.guessed:
+            elif slot.predicted:
                 self._ahead_hits += 1
-                slot.guessed = False
+                slot.predicted = False
             else:
                 self._hits += 1
         if self.ahead:
             self._withdraw()
 
-    def read_ahead(self, guesses: Iterable[ExpertKey]) -> None:
+    def read_ahead(self, predicted: Iterable[ExpertKey]) -> None:
         """Begin to read what is planned, and behind it what will probably be, the most likely first."""
-        self._guesses = list(guesses)
+        self._predicted = list(predicted)
         self._read_on()
 
     def tensor(self, mixture: int, expert: int, leaf: str) -> Tensor:
@@ -151,14 +151,14 @@ class ExpertCache:
         if not self.ahead:
             return
         asked = len(self._plan)
-        for number, key in enumerate(self._plan + self._guesses):
-            if len(self._loads.in_flight) >= (_AHEAD if number < asked else _GUESSED_AHEAD):
+        for number, key in enumerate(self._plan + self._predicted):
+            if len(self._loads.in_flight) >= (_AHEAD if number < asked else _PREDICTED_AHEAD):
                 return
             if key not in self._by_key:
                 slot = self._slot(key, needed=False)
                 if slot is None:
                     return
-                slot.guessed = number >= asked
+                slot.predicted = number >= asked
 
     def _withdraw(self) -> None:
         """Free the memory of guesses that are not asked for and whose reading did not begin."""
@@ -177,22 +177,22 @@ class ExpertCache:
             if slot is None:
                 return None
             self._by_key[key] = slot
-            slot.key, slot.views, slot.guessed = key, {}, False
+            slot.key, slot.views, slot.predicted = key, {}, False
             self._loads.begin(key)
         slot.used = self._clock
         return slot
 
     def _evict(self, key: ExpertKey, needed: bool) -> _Slot | None:
         """Memory taken from the expert that was routed least often, of those that nothing is known to ask for."""
-        planned = {*self._plan, *self._guesses}
+        planned = {*self._plan, *self._predicted}
         others = [slot for slot in self._slots if slot.key != self._current]
         in_flight = self._loads.in_flight
         idle = [slot for slot in others if slot.key not in in_flight]
         spare = [slot for slot in idle if slot.key not in planned]
-        if key in self._guesses:  # the next batch will ask for experts of the same layer
+        if key in self._predicted:  # the next batch will ask for experts of the same layer
             spare = [slot for slot in spare if slot.key is None or slot.key[0] != key[0] - 1]
         if not spare and needed:
-            order = {asked: index for index, asked in enumerate(self._plan + self._guesses)}
+            order = {asked: index for index, asked in enumerate(self._plan + self._predicted)}
             spare = sorted(idle, key=lambda slot: order[slot.key or key])[-1:]
         if not spare and needed:  # all of it is being read: wait for the one that is asked for last
             spare = others[-1:]
@@ -210,13 +210,13 @@ class ExpertCache:
         self._link.before_fill(buffer)
         with self._ledger.span("load expert", layer=self._numbers[key[0]], expert=key[1]):
             moved = self._reader.read_runs(layout, buffer.host) + self._reader.expand(layout, buffer.host)
-        self._ledger.moved("experts disk to host", moved)
+        self._ledger.count_bytes("experts disk to host", moved)
         self._link.push(buffer)
         return layout.views(buffer.memory)
 
-    def _layout(self, key: ExpertKey) -> Layout:
+    def _layout(self, key: ExpertKey) -> BufferLayout:
         if key not in self._layouts:
             mixture, expert = key
             sources = {leaf: expert_source(source, expert) for leaf, source in self._sources[mixture].items()}
-            self._layouts[key] = Layout(sources, gap_bytes=0)
+            self._layouts[key] = BufferLayout(sources, gap_bytes=0)
         return self._layouts[key]

@@ -26,7 +26,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile
 
-__all__ = ["DiskRest", "KvForm", "MemoryRest", "Rest"]
+__all__ = ["DiskStorage", "KvForm", "KvStorage", "MemoryStorage"]
 
 _UNIT_BYTES = 128 << 10
 """That share a checksum."""
@@ -48,22 +48,22 @@ class KvForm:
 
     @property
     def token_bytes(self) -> int:
-        """Of one key at rest."""
+        """Bytes of one key at rest."""
         return token_bytes(self.dim, self.dtype, self.bits)
 
     @property
     def rows(self) -> int:
-        """Of keys and values."""
+        """Rows of keys and of values."""
         return 2 * self.batch * self.heads
 
     @property
     def row_bytes(self) -> int:
-        """At rest, whole blocks."""
+        """Bytes of a row at rest, whole blocks."""
         return -(-self.tokens * self.token_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
     @property
     def size_bytes(self) -> int:
-        """At rest."""
+        """Bytes of all rows at rest."""
         return self.rows * self.row_bytes
 
     @property
@@ -77,8 +77,8 @@ class KvForm:
         return rows[:, : self.tokens * self.dim].view(2, self.batch, self.heads, self.tokens, self.dim)
 
 
-class Rest(ABC):
-    """Where keys and values are between visits; `memory` below is a buffer of `work_bytes` that a visit has."""
+class KvStorage(ABC):
+    """Keys and values between visits; `memory` below is a buffer of `work_bytes` that a visit has."""
 
     def __init__(self, form: KvForm) -> None:
         self.form = form
@@ -96,7 +96,7 @@ class Rest(ABC):
         """Keep tokens `first` to `last`, which follow those that are kept."""
 
 
-class MemoryRest(Rest):
+class MemoryStorage(KvStorage):
     """In memory, of the host or of what computes."""
 
     def __init__(self, form: KvForm, ledger: Ledger, link: str) -> None:
@@ -112,7 +112,7 @@ class MemoryRest(Rest):
             work[..., first:last, :].copy_(data.view(self.form.dtype))
         else:
             decode(data, work[..., first:last, :])
-        self._ledger.moved(f"cache {self._link}", data.numel())
+        self._ledger.count_bytes(f"cache {self._link}", data.numel())
 
     def store(self, memory: Tensor, first: int, last: int) -> None:
         """See Rest.store."""
@@ -121,23 +121,23 @@ class MemoryRest(Rest):
             data.view(self.form.dtype).copy_(states)
         else:
             data.copy_(encode(states))
-        self._ledger.moved(f"cache {' to '.join(reversed(self._link.split(' to ')))}", data.numel())
+        self._ledger.count_bytes(f"cache {' to '.join(reversed(self._link.split(' to ')))}", data.numel())
 
     def _tokens(self, first: int, last: int) -> Tensor:
         size = self.form.token_bytes
         return self._rows[..., first * size : last * size].unflatten(-1, (last - first, size))
 
 
-class DiskRest(Rest):
-    """In a part of a file, from `place` on; reads and writes whole blocks past the page cache."""
+class DiskStorage(KvStorage):
+    """In a part of a file, from `offset` on; reads and writes whole blocks past the page cache."""
 
     tail_bytes = BLOCK_BYTES
     """Of the host's memory."""
 
-    def __init__(self, form: KvForm, file: DirectFile, place: int, ledger: Ledger, what: str = "a layer") -> None:
+    def __init__(self, form: KvForm, file: DirectFile, offset: int, ledger: Ledger, what: str = "a layer") -> None:
         """what: whose keys and values they are, for errors."""
         super().__init__(form)
-        self._file, self._place, self._ledger, self._what = file, place, ledger, what
+        self._file, self._offset, self._ledger, self._what = file, offset, ledger, what
         self._tail = host_memory(self.tail_bytes)
         self._checksums: list[int] = []
         """CRC32C of each unit, as far as it was written."""
@@ -145,12 +145,12 @@ class DiskRest(Rest):
 
     @staticmethod
     def file_bytes(form: KvForm) -> int:
-        """Of the file, whole blocks."""
+        """Bytes of the file, whole blocks."""
         return -(-form.tokens * form.rows * form.token_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
     @classmethod
     def work_bytes(cls, form: KvForm) -> int:
-        """Of a buffer: what is read, and of codes what comes out of them before it."""
+        """Bytes of a buffer: what is read, and of codes what comes out of them before it."""
         return cls.file_bytes(form) + (form.dense.size_bytes if form.bits != 16 else 0)
 
     def states(self, memory: Tensor) -> Tensor:
@@ -181,9 +181,9 @@ class DiskRest(Rest):
             area[begin : first * token] = self._tail[: first * token - begin]
             self._codes(memory, first, last).copy_(encode(self.states(memory)[..., first:last, :]))
         if end > begin:
-            self._file.write(self._place + begin, area.numpy()[begin:end])
+            self._file.write(self._offset + begin, area.numpy()[begin:end])
             self._note(area.numpy(), begin, end)
-            self._ledger.moved("cache host to disk", end - begin)
+            self._ledger.count_bytes("cache host to disk", end - begin)
         self._tail[: last * token - end] = area[end : last * token]
 
     @property
@@ -201,7 +201,7 @@ class DiskRest(Rest):
     def _check(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
         for start, stop in _units(begin, end):
             if crc32c(area[start:stop]) != self._checksums[start // _UNIT_BYTES]:
-                where = f"bytes {self._place + start} to {self._place + stop} of the scratch file"
+                where = f"bytes {self._offset + start} to {self._offset + stop} of the scratch file"
                 raise StateError(f"keys and values of {self._what} must be those that were written, but {where} have "
                                  "another checksum: check the drive (dmesg, smartctl), and run again")  # fmt: skip
 
@@ -212,14 +212,14 @@ class DiskRest(Rest):
         size = blocks // count * BLOCK_BYTES
         middle = begin + count * size
         if size:
-            offsets = self._place + begin + np.arange(count, dtype=np.int64) * size
+            offsets = self._offset + begin + np.arange(count, dtype=np.int64) * size
             self._file.read_many(offsets, area[begin:middle].reshape(count, size))
         if end > middle:
-            self._file.read(self._place + middle, area[middle:end])
-        self._ledger.moved("cache disk to host", end - begin)
+            self._file.read(self._offset + middle, area[middle:end])
+        self._ledger.count_bytes("cache disk to host", end - begin)
 
     def _area(self, memory: Tensor) -> Tensor:
-        """What is in the file of the buffer; of codes, behind what comes out of them."""
+        """The part of a buffer that the file has; of codes, behind what comes out of them."""
         return memory[self.form.dense.size_bytes if self.form.bits != 16 else 0 :]
 
     def _tokens(self, memory: Tensor, first: int, last: int) -> Tensor:
@@ -243,5 +243,5 @@ def _units(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _whole(size_bytes: int) -> int:
-    """Of whole blocks alone."""
+    """Bytes of whole blocks alone."""
     return size_bytes // BLOCK_BYTES * BLOCK_BYTES

@@ -6,7 +6,7 @@ import torch
 
 from nearflash.abi.errors import StateError
 from nearflash.offload.cache.groups import decode, encode
-from nearflash.offload.cache.kv_rest import DiskRest, KvForm, MemoryRest
+from nearflash.offload.cache.kv_storage import DiskStorage, KvForm, MemoryStorage
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import host_memory
 from nearflash.storage.io.direct import DirectFile
@@ -19,16 +19,16 @@ def form(dim=64, dtype=torch.bfloat16, bits=16, batch=2, heads=3):
 
 
 @pytest.fixture
-def rest(tmp_path):
-    """Makes a rest of a form; in memory, or in the middle of a file."""
+def kv_storage(tmp_path):
+    """Makes the storage of a form; in memory, or in the middle of a file."""
     files = []
 
     def make(kind, own, ledger):
         if kind == "memory":
-            return MemoryRest(own, ledger, "host to gpu")
-        size = DiskRest.file_bytes(own)
+            return MemoryStorage(own, ledger, "host to gpu")
+        size = DiskStorage.file_bytes(own)
         files.append(DirectFile.create(tmp_path / f"file-{len(files)}", 3 * size))
-        return DiskRest(own, files[-1], size, ledger)
+        return DiskStorage(own, files[-1], size, ledger)
 
     yield make
     for file in files:
@@ -54,11 +54,11 @@ def as_stored(states, own):
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 @pytest.mark.parametrize("bits", [16, 4])
 @pytest.mark.parametrize(("dim", "dtype"), [(64, torch.bfloat16), (80, torch.float32), (8, torch.float16)])
-def test_every_token_comes_back(rest, kind, bits, dim, dtype):
+def test_every_token_comes_back(kv_storage, kind, bits, dim, dtype):
     """A prompt, then visits of one to a few tokens, each in a buffer that held something else."""
     own, generator = form(dim, dtype, bits), torch.Generator().manual_seed(dim + bits)
     ledger = Ledger()
-    held = rest(kind, own, ledger)
+    held = kv_storage(kind, own, ledger)
     states = torch.randn((2, own.batch, own.heads, TOKENS, dim), generator=generator).to(dtype)
     expected, length = as_stored(states, own), 0
     rng = np.random.default_rng(dim)
@@ -79,10 +79,10 @@ def test_every_token_comes_back(rest, kind, bits, dim, dtype):
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 @pytest.mark.parametrize("bits", [16, 4])
 @pytest.mark.parametrize("first", [1, 33, 100, 149])
-def test_a_window_alone_is_loaded(rest, kind, bits, first):
+def test_a_window_alone_is_loaded(kv_storage, kind, bits, first):
     own = form(bits=bits)
     ledger = Ledger()
-    held = rest(kind, own, ledger)
+    held = kv_storage(kind, own, ledger)
     states = torch.randn((2, own.batch, own.heads, TOKENS, own.dim)).to(own.dtype)
     work, memory = fresh(held)
     work.copy_(states)
@@ -98,10 +98,10 @@ def test_a_window_alone_is_loaded(rest, kind, bits, first):
         assert sum(ledger.links.values()) < every
 
 
-def test_a_window_that_moves_is_stored_and_loaded(rest):
+def test_a_window_that_moves_is_stored_and_loaded(kv_storage):
     """Only what is visible is loaded; what is stored after it joins whole blocks all the same."""
     own, ledger = form(), Ledger()
-    held = rest("disk", own, ledger)
+    held = kv_storage("disk", own, ledger)
     states = torch.randn((2, own.batch, own.heads, TOKENS, own.dim)).to(own.dtype)
     for length in range(TOKENS):
         work, memory = fresh(held)
@@ -116,19 +116,19 @@ def test_a_window_that_moves_is_stored_and_loaded(rest):
     assert torch.equal(work, states)
 
 
-def test_blocks_are_written_once_and_whole(rest):
+def test_blocks_are_written_once_and_whole(kv_storage):
     own, ledger = form(), Ledger()
-    held = rest("disk", own, ledger)
+    held = kv_storage("disk", own, ledger)
     _, memory = fresh(held)
     for length in range(TOKENS):
         held.store(memory, length, length + 1)
     assert ledger.links == {"cache host to disk": TOKENS * own.rows * 128 // 4096 * 4096}
 
 
-def test_a_visit_reads_and_writes_what_lies_together(rest, monkeypatch):
+def test_a_visit_reads_and_writes_what_lies_together(kv_storage, monkeypatch):
     """A few large requests, not one for each sequence and head."""
     own, calls = form(dim=256, dtype=torch.float32, batch=16), []
-    held = rest("disk", own, Ledger())
+    held = kv_storage("disk", own, Ledger())
     for name in ("read", "write", "read_many"):
         whole = getattr(DirectFile, name)
         monkeypatch.setattr(DirectFile, name, lambda *args, name=name, whole=whole: calls.append(name) or whole(*args))
@@ -141,9 +141,9 @@ def test_a_visit_reads_and_writes_what_lies_together(rest, monkeypatch):
 
 def test_units_of_a_file_keep_apart(tmp_path):
     own, ledger = form(), Ledger()
-    size = DiskRest.file_bytes(own)
+    size = DiskStorage.file_bytes(own)
     with DirectFile.create(tmp_path / "file", 3 * size) as file:
-        rests = [DiskRest(own, file, place * size, ledger) for place in range(3)]
+        rests = [DiskStorage(own, file, place * size, ledger) for place in range(3)]
         states = [torch.full((2, own.batch, own.heads, TOKENS, own.dim), float(n + 1)).to(own.dtype) for n in range(3)]
         for held, own_states in zip(rests, states, strict=True):
             work, memory = fresh(held)
@@ -178,9 +178,9 @@ def test_sizes(dim, dtype, bits, token):
 def test_other_bytes_than_were_written_are_an_error(tmp_path, bits):
     """They had no checksum: attention was computed with whatever came back."""
     own = KvForm(2, 3, TOKENS, 1280, torch.bfloat16, bits)
-    size, generator = DiskRest.file_bytes(own), torch.Generator().manual_seed(bits)
+    size, generator = DiskStorage.file_bytes(own), torch.Generator().manual_seed(bits)
     with DirectFile.create(tmp_path / "file", 2 * size) as file:
-        rests = [DiskRest(own, file, place, Ledger(), f"layer {place // size}") for place in (0, size)]
+        rests = [DiskStorage(own, file, place, Ledger(), f"layer {place // size}") for place in (0, size)]
         for first, last in ((0, 100), (100, TOKENS)):
             for held in rests:
                 work, memory = fresh(held)
