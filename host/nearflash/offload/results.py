@@ -133,8 +133,8 @@ class Results:
             except (ValueError, RecursionError) as error:
                 raise StateError(f"{what} is damaged ({error}): remove it, or name another file") from error
             kinds = {"prompt": int, "digest": str, "tokens": list, "text": str, "crc32": int}
-            prompt, digest, tokens, text, checksum = check_fields(what, found, **kinds)
-            if checksum != self._checksum({key: found[key] for key in ("prompt", "digest", "tokens", "text")}):
+            prompt, digest, tokens, text, checksum = check_fields(what, body, **kinds)
+            if checksum != self._checksum({key: body[key] for key in ("prompt", "digest", "tokens", "text")}):
                 raise StateError(f"{what} is damaged: its checksum is another; remove it, or name another file")
             if prompt >= len(self._digests) or self._digests[prompt] != digest:
                 raise self._foreign(f"line {number + 1} is of another prompt {prompt}")

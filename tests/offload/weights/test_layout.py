@@ -137,7 +137,7 @@ def test_a_file_that_ends_too_early(tmp_path):
 def test_no_part_is_still_being_read_when_another_ones_error_is_raised(tmp_path, monkeypatch):
     """The buffer was used again, and the slower part came into it."""
     save_file({"a": torch.randn(9 << 20)}, tmp_path / "model.safetensors")
-    layout, ended = Layout({"a": source(open_checkpoint(tmp_path), "a")}), []
+    layout, ended = BufferLayout({"a": source(open_checkpoint(tmp_path), "a")}), []
 
     def read(part, *_):
         if part.place == 0:

@@ -156,7 +156,9 @@ def load_manifest(board: Board, kernel: str) -> BuildManifest:
     path = board.folder / f"{kernel}.json"
     if not path.exists():
         raise BitstreamError(f"{path} must exist; run `make bitstream BOARD={board.name} KERNEL={kernel}`")
-    manifest = TableReader(BitstreamError, rule).parse(BuildManifest, read_json(path, BitstreamError), f"{path}: manifest")
+    manifest = TableReader(BitstreamError, rule).parse(
+        BuildManifest, read_json(path, BitstreamError), f"{path}: manifest"
+    )
     if (manifest.board, manifest.config) != (board.name, build.full_name):
         stated = f"{manifest.config} for {manifest.board}"
         raise BitstreamError(f"{path} must be of {build.full_name} for {board.name}, not of {stated}")

@@ -12,7 +12,7 @@ from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.decoder import own_layer
 from nearflash.offload.cache.kv_storage import KvForm, KvStorage
 from nearflash.offload.tiers.ledger import CACHE_WAIT, Ledger
-from nearflash.offload.tiers.link import StagedBuffer, DeviceLink
+from nearflash.offload.tiers.link import DeviceLink, StagedBuffer
 from nearflash.support.buffers import BufferPool
 from nearflash.support.prefetch import Prefetcher
 from nearflash.support.write_behind import WriteBehind
