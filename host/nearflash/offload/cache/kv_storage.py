@@ -106,7 +106,7 @@ class MemoryStorage(KvStorage):
         self._ledger, self._link = ledger, link
 
     def load(self, memory: Tensor, first: int, last: int) -> None:
-        """See Rest.load."""
+        """See KvStorage.load."""
         work, data = self.states(memory), self._tokens(first, last)
         if self.form.bits == 16:
             work[..., first:last, :].copy_(data.view(self.form.dtype))
@@ -115,7 +115,7 @@ class MemoryStorage(KvStorage):
         self._ledger.count_bytes(f"cache {self._link}", data.numel())
 
     def store(self, memory: Tensor, first: int, last: int) -> None:
-        """See Rest.store."""
+        """See KvStorage.store."""
         states, data = self.states(memory)[..., first:last, :], self._tokens(first, last)
         if self.form.bits == 16:
             data.view(self.form.dtype).copy_(states)
@@ -154,7 +154,7 @@ class DiskStorage(KvStorage):
         return cls.file_bytes(form) + (form.dense.size_bytes if form.bits != 16 else 0)
 
     def states(self, memory: Tensor) -> Tensor:
-        """See Rest.states: where it is read to, or what came out of codes."""
+        """See KvStorage.states: where it is read to, or what came out of codes."""
         if self.form.bits != 16:
             return super().states(memory)
         return self._tokens(memory, 0, self.form.tokens).flatten(-2).view(self.form.dtype).view(
@@ -162,7 +162,7 @@ class DiskStorage(KvStorage):
         ).permute(1, 2, 3, 0, 4)  # fmt: skip
 
     def load(self, memory: Tensor, first: int, last: int) -> None:
-        """See Rest.load. Raises StateError where other bytes come back than were written."""
+        """See KvStorage.load. Raises StateError where other bytes come back than were written."""
         area, token = self._area(memory), self._token_bytes
         begin, end = _whole(first * token), _whole(last * token)
         assert end == self._written_bytes
@@ -174,7 +174,7 @@ class DiskStorage(KvStorage):
             decode(self._codes(memory, first, last), self.states(memory)[..., first:last, :])
 
     def store(self, memory: Tensor, first: int, last: int) -> None:
-        """See Rest.store."""
+        """See KvStorage.store."""
         area, token = self._area(memory), self._token_bytes
         begin, end = _whole(first * token), _whole(last * token)
         if self.form.bits != 16:
