@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging
+from transformers.utils.quantization_config import QuantizationMethod
 
 from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.weights.checkpoint import INDEX, SINGLE, is_compressed, open_checkpoint
+from nearflash.weights.convert import copy_others
+from nearflash.weights.converted import keep_converted
 from nearflash.weights.empty import empty_model, generation_config_of, load_config, name_errors
 from nearflash.weights.folder import SMOLLM2, ModelFolder, open_folder
 from nearflash.weights.loading import load, merge_adapter
@@ -48,27 +52,52 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise CommandError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    folder = open_folder(name, adapters=adapter != "rejected", quantized=quantized, gguf=gguf)
+    opened = open_folder(name, adapters=adapter != "rejected", quantized=quantized, gguf=gguf)
     with _quiet(verbose):
+        folder = _convert_once(opened)
         if folder.gguf is None and (folder.has_adapter or is_compressed(folder.path)):
             model = load(AutoModelForCausalLM, folder.path, dtype=DTYPES[dtype])
             if adapter == "merged":
                 merge_adapter(model)
         else:
             model = _loaded(folder, DTYPES[dtype])
+    if folder is not opened:  # as read from the GGUF file: the identity that sessions keep has these
+        model.config.quantization_config = GgufConfig(opened.gguf)
+        model.is_quantized, model.quantization_method = True, QuantizationMethod.GGUF
     return model.eval()
 
 
 def load_tokenizer(name: str | Path, *, verbose: bool = False) -> Any:
     """The tokenizer alone, as `load_pretrained` gives it. Raises CommandError; UnsupportedError for a malformed one."""
-    folder = open_folder(name, adapters=True, quantized=True, gguf=True)
-    with _quiet(verbose), name_errors(folder.path, "tokenizer"):
+    with _quiet(verbose):
+        return _load_tokenizer(_convert_once(open_folder(name, adapters=True, quantized=True, gguf=True)))
+
+
+def _load_tokenizer(folder: ModelFolder) -> Any:
+    with name_errors(folder.path, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             folder.path, local_files_only=True, trust_remote_code=False, padding_side="left", **_options(folder)
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _convert_once(folder: ModelFolder) -> ModelFolder:
+    """A folder as it is; for one with a GGUF file that which it is converted to, where there is room to keep it."""
+    if folder.gguf is None:
+        return folder
+    try:
+        return keep_converted(folder, lambda path: _convert(folder, path))
+    except OSError:
+        return folder
+
+
+def _convert(folder: ModelFolder, path: Path) -> None:
+    """Write the model, in fp32, and the tokenizer of a GGUF file as safetensors and JSON."""
+    model = _loaded(folder, torch.float32)
+    copy_others(model, _load_tokenizer(folder), path / "none", path)
+    save_model(model, str(path / SINGLE), {"format": "pt"})
 
 
 def own_dtype(name: str | Path) -> str:
@@ -82,8 +111,8 @@ def own_dtype(name: str | Path) -> str:
 
 def _loaded(folder: ModelFolder, dtype: torch.dtype) -> Any:
     """A folder's model as transformers loads it, after a look at every tensor."""
-    load_config(folder)
     if folder.gguf is None:
+        load_config(folder)
         settings = generation_config_of(folder.path)
         if folder.quantization is None and any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
             tensors = open_checkpoint(folder.path)
