@@ -8,6 +8,7 @@ from amaranth.hdl import Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearflash.sim.verilator import build
 from nearflash.sim.verilator.build import BuildError, build_library
 from nearflash.sim.verilator.burst import BurstUnit
 from nearflash.sim.verilator.ports import integers_from_words, words_from_integers
@@ -120,3 +121,15 @@ def test_no_latency():
 def test_compile_error_is_named():
     with pytest.raises(BuildError, match=r"(?s)must exit with 0, not 1 \(whole log: .*build.log\):.*oops"):
         build_library(Adder(), name="test_broken", shim="int oops = undefined_thing;")
+
+
+def test_a_library_of_one_file_gives_what_one_of_many_gives(monkeypatch):
+    inputs = {
+        "a": np.arange(-4, 4),
+        "b": np.arange(8) << 20,
+        "c": words_from_integers([(1 << 68) - each for each in range(8)], 70),
+    }
+    one = BurstUnit(MultiplyAdd(), "test_one_file").run(inputs)
+    monkeypatch.setattr(build, "_ONE_FILE_BYTES", 0)
+    many = BurstUnit(MultiplyAdd(), "test_many_files").run(inputs)
+    assert [one[name].tolist() for name in ("o", "low")] == [many[name].tolist() for name in ("o", "low")]
