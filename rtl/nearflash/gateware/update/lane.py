@@ -122,6 +122,9 @@ class Lane(wiring.Component):
     scalars: In(LaneScalars)
     o: Out(LaneOutput)
 
+    #: Inputs that do not change while parameters are inside: simulators may take all else for a function of `i`.
+    HELD_INPUTS = ("program", "scalars")
+
     def __init__(self) -> None:
         self._units: dict[str, Any] = {
             **{f"unpack_{name}": Unpack() for name in ("g", "p", "m", "v")},

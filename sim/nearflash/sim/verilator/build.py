@@ -19,7 +19,8 @@ from typing import Any
 
 from nearflash.abi.errors import NearflashError
 from nearflash.sim import verilog
-from nearflash.sim.verilator import pins, registers, thermometers
+from nearflash.sim.verilator import datapaths, pins, registers, thermometers
+from nearflash.sim.verilator.datapaths import replace_datapaths
 from nearflash.sim.verilator.pins import streams_configuration, waits_header
 from nearflash.sim.verilator.registers import clocked_registers
 from nearflash.sim.verilator.thermometers import shifted_masks
@@ -94,12 +95,14 @@ def build_library(
     defines: Mapping[str, str | int] | None = None,
     trace: bool = False,
     show_streams: bool = False,
+    batch: bool = False,
 ) -> Path:
     """Build `component`, or a converted design, with `shim` (a file, or C++ text); return the shared library's path.
 
     `headers` are generated files the shim may include beside those in `shims/`; `defines` reach the shim only;
     `trace` compiles VCD tracing in (and makes the model several times slower); `show_streams` keeps the handshakes of
-    the streams inside the model readable, and makes waits.hpp, which names those that wait.
+    the streams inside the model readable, and makes waits.hpp, which names those that wait; `batch` computes datapaths
+    inside for many cycles at once (not with `trace`, as waves show every signal).
 
     Raises BuildError with the tail of the failing tool's output and the path of the whole log.
     """
@@ -107,13 +110,18 @@ def build_library(
     texts = {"shim.cpp": shim.read_text() if isinstance(shim, Path) else shim, **(headers or {})}
     flags = [f"-D{key}={value}" for key, value in (defines or {}).items()] + [f"-DVM_TRACE={int(trace)}"]
     # What these make is not known before the build: streams.vlt and waits.hpp; the Verilog.
-    generators = [verilog, *([pins] if show_streams else []), *([] if trace else [registers, thermometers])]
+    generators = [verilog, datapaths, *([pins] if show_streams else []), *([] if trace else [registers, thermometers])]
     generator = "".join(inspect.getsource(module) for module in generators)
-    included = _included("".join(texts.values()))
+    included = _included("".join([*texts.values(), generator]))
+    batch = batch and not trace
     parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
-    parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags)))
+    parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags, batch)))
     library = f"{name}.so"
-    return cached(name, parts, lambda work: _build(design, texts, flags, work, library, trace, show_streams)) / library
+
+    def build(work: Path) -> None:
+        _build(design, texts, flags, work, library, trace, show_streams, batch)
+
+    return cached(name, parts, build) / library
 
 
 def _included(text: str) -> list[str]:
@@ -122,14 +130,18 @@ def _included(text: str) -> list[str]:
     return found + [deeper for header in found for deeper in _included(header)]
 
 
-def _verilate(design: Design, work: Path, environment: Mapping[str, str], trace: bool, show_streams: bool) -> None:
-    """C++ of the design in `work/obj`, and waits.hpp."""
+def _verilate(
+    design: Design, work: Path, environment: Mapping[str, str], trace: bool, show_streams: bool, batch: bool
+) -> None:
+    """C++ of the design in `work/obj`, of its datapaths in `work`, and waits.hpp."""
+    modules = design.datapath_modules() if batch else ()
     try:
         path = design.write_verilog(work)
+        text = replace_datapaths(path.read_text(), modules, work)
     except YosysError as error:
         raise BuildError(str(error)) from error
     if not trace:  # waves show every signal
-        path.write_text(shifted_masks(clocked_registers(path.read_text())))
+        path.write_text(shifted_masks(clocked_registers(text)))
     program = verilator_root() / "bin" / "verilator_bin"
     configuration = work / "streams.vlt"
     configuration.write_text(streams_configuration(design) if show_streams else "`verilator_config\n")
@@ -142,14 +154,16 @@ def _verilate(design: Design, work: Path, environment: Mapping[str, str], trace:
 
 def _build(
     design: Design, texts: Mapping[str, str], flags: Sequence[str], work: Path, library: str, trace: bool,
-    show_streams: bool,
+    show_streams: bool, batch: bool,
 ) -> None:  # fmt: skip
     for name, text in texts.items():
         (work / name).write_text(text)
     environment = _environment()
-    _verilate(design, work, environment, trace, show_streams)
+    _verilate(design, work, environment, trace, show_streams, batch)
     runtime = _runtime(trace)
-    generated = [str(path.relative_to(work)) for path in sorted((work / "obj").glob("*.cpp"))]
+    generated = [
+        str(path.relative_to(work)) for pattern in ("datapath*.cpp", "obj/*.cpp") for path in sorted(work.glob(pattern))
+    ]
     cxx = [*_cxx(trace), "-I.", "-Iobj", f"-I{_SHIMS}"]
 
     def compile_one(source: str) -> str:

@@ -31,7 +31,7 @@ class BurstUnit:
     fails.
     """
 
-    def __init__(self, component: Any, name: str) -> None:
+    def __init__(self, component: Any, name: str, *, batch: bool = False) -> None:
         if not hasattr(component, "LATENCY"):
             raise ValueError(f"{type(component).__name__} must have a LATENCY attribute, not none")
         self.stated_latency: int = component.LATENCY
@@ -42,7 +42,7 @@ class BurstUnit:
         self.inputs = {port.name: port for port in data if port.is_input}
         self.outputs = {port.name: port for port in data if not port.is_input}
         header = accessors(tuple(self.inputs.values()), tuple(self.outputs.values()), design.port_names())
-        path = build_library(design, name=name, shim=_SHIM, headers={"ports.hpp": header})
+        path = build_library(design, name=name, shim=_SHIM, headers={"ports.hpp": header}, batch=batch)
         self._library = ctypes.CDLL(str(path))
         self._library.unit_new.restype = ctypes.c_void_p
         self._unit = ctypes.c_void_p(self._library.unit_new())

@@ -134,6 +134,7 @@ class KernelLibrary:
             headers={"pins.hpp": pins_header(design), "devices.hpp": devices},
             trace=trace,
             show_streams=True,
+            batch=True,
         )
         self._library = _declared(ctypes.CDLL(str(path)))
         self.base_address = base_address

@@ -81,6 +81,7 @@ def make_mutants(component: Any, count: int, seed: int, folder: Path, *, part: s
         lambda: "",
         (*design.ports, Port(MUTANT, bits, False, True)),
         (),
+        (),
         verilog,
         getattr(component, "LATENCY", 0),
     )
