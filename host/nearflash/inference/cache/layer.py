@@ -215,7 +215,7 @@ def _fp16(layer: int, states: Mapping[str, Tensor]) -> list[NDArray[np.float16]]
         halves = [part.view(half.shape) for part, half in zip(parts, halves, strict=True)]
     arrays: list[NDArray[np.float16]] = [half.contiguous().numpy() for half in halves]
     for (name, given), array in zip(states.items(), arrays, strict=True):
-        if not are_finite(array.reshape(-1).view(np.uint16)):
+        if not are_finite(array):
             largest = given.abs().max().item()
             raise NonFiniteError(f"{name} of layer {layer} must be finite in fp16 (at most 65504), not {largest:g}")
     return arrays

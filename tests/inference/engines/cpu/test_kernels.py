@@ -1,17 +1,20 @@
-"""The compiled loops against torch and plain numpy, in float64, at sizes around their tiles."""
+"""The loops against torch and plain numpy, in float64, at sizes around their tiles."""
 
-import os
-import subprocess
-import sys
+import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from nearflash.inference.engines.cpu import kernels, scoring, vectors
+from nearflash.inference.engines.cpu import kernels
+from nearflash.inference.engines.cpu.kernels import Choice, PageShape, RunningAttention
+from nearflash.inference.engines.paged.index_rows import IndexRows
+from nearflash.inference.engines.paged.reads import Groups
+from nearflash.inference.engines.paged.softmax import AttentionForm
+from nearflash.support.native import find_address
 
-NONE = np.zeros(0, np.float32)
-ALL = np.zeros((0, 0), bool)
+NO_PAGES = np.zeros((0, 1), np.float16)
 
 
 @pytest.fixture
@@ -37,19 +40,29 @@ def attention(q, k, v, taken, softcap=0.0, sinks=None):
     return (p[:, : taken.sum()] @ torch.from_numpy(v[taken]).double()).numpy()
 
 
-def run(q, k, v, runs, each, chosen=ALL, softcap=0.0, sinks=NONE, alpha=None, mean=None):
+def groups_of(runs, k, v, each):
+    """Runs of one head, K and V in one array behind each other, as page groups; and their shape."""
+    ints, dim = np.array(runs, np.int64), k.shape[1]
+    data = np.concatenate([k.reshape(-1), v.reshape(-1)])[None]
+    return Groups(ints, np.array([len(ints)]), ints, data, NO_PAGES), PageShape(each * dim, k.size, dim, each)
+
+
+def suffix_of(k, v, mean):
+    """Tokens in memory: K and V (heads, u, d), and the mean of V (heads, d)."""
+    return SimpleNamespace(suffix_k=k, suffix_v=v, v_mean=mean)
+
+
+def run(q, k, v, runs, each, chosen=None, softcap=0.0, sinks=None, alpha=None, mean=None):
     """The kernels' output over `runs`, each a list of runs that one call takes."""
     group, dim = q.shape
-    largest, total, out = np.empty(group, np.float32), np.empty(group, np.float32), np.full(q.shape, 9, np.float32)
-    kernels.start(largest, total, out)
-    keys, values = (x.reshape(-1).view(np.uint16) for x in (k, v))
+    running = RunningAttention(q[None].copy(), softcap)
     for part in runs:
-        at = np.array(part, np.int64) * each * dim
-        mask = chosen[part] if len(chosen) else ALL
-        kernels.attend(q, keys, values, at, at, dim, each, mask, np.float32(softcap), largest, total, out)
-    alpha = np.ones(group, np.float32) if alpha is None else alpha
-    kernels.finish(sinks, alpha, np.zeros(dim, np.float32) if mean is None else mean, largest, total, out)
-    return out
+        running.attend_groups(*groups_of(part, k, v, each), None if chosen is None else chosen.reshape(1, -1).copy())
+    alpha = np.ones((1, group), np.float32) if alpha is None else alpha[None].copy()
+    mean = np.zeros((1, dim), np.float32) if mean is None else mean[None].copy()
+    none = np.zeros((1, 0, dim), np.float16)
+    sinks = None if sinks is None else sinks[None].copy()
+    return running.finish(suffix_of(none, none, mean), np.zeros(1, np.int64), None, alpha, sinks)[0]
 
 
 @pytest.mark.parametrize("each", [1, 16, 63, 64, 65, 200])
@@ -94,32 +107,14 @@ def test_attention_in_memory_is_that_of_its_layer(rng, tokens):
     suffixes = halves(rng, 2, 3, 2, 300, 32)  # K or V, layer, head, token, dimension
     suffixes[:, :, :, tokens:] = np.nan  # room that holds nothing yet
     q, sinks = halves(rng, 2, 4, 32), rng.standard_normal((2, 4)).astype(np.float32)
-    for given in (np.zeros((0, 0), np.float32), sinks):
+    for given in (None, sinks):
         out = np.empty(q.shape, np.float32)
-        kernels.attend_memory(q.view(np.uint16), suffixes.view(np.uint16), 1, tokens, np.float32(0.25), np.float32(0),
-                              given, out)  # fmt: skip
+        kernels.attend_memory(q, *suffixes[:, 1], tokens, AttentionForm(0.25, None, given), out)
         for head in range(2):
             k, v = suffixes[:, 1, head, :tokens]
-            own = given[head] if len(given) else None
+            own = None if given is None else given[head]
             want = attention(q[head].astype(np.float32) * 0.25, k, v, np.ones(tokens, bool), sinks=own)
             assert np.abs(out[head] - want).max() < 2e-6
-
-
-@pytest.mark.parametrize(
-    "left, heads", [(1, [1]), (2, [2]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2]), (16, [3] * 4 + [2, 2])]
-)
-def test_query_heads_are_taken_together(left, heads):
-    """One alone would share nothing."""
-    taken = []
-    while left:
-        taken.append(kernels.heads_at_once(left))
-        left -= taken[-1]
-    assert taken == heads
-
-
-def test_vectors_of_v_are_taken_together():
-    for left in range(1, 17):
-        assert kernels.parts_at_once(left) in vectors.PARTS and kernels.parts_at_once(left) <= left
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 16])
@@ -143,19 +138,15 @@ def test_groups_in_memory_and_new_ones(rng, dim):
     places, numbers, ends = np.array([3, -2, 0, -7, 6]), np.array([0, 1, 2, 0, 4]), np.array([3, 5])
     groups = [kept[place] if place >= 0 else new[-1 - place] for place in places]
     for together in (True, False):
-        flat = [
-            np.ascontiguousarray(x.swapaxes(1, 2) if together else x).reshape(-1).view(np.uint16) for x in (kept, new)
-        ]
+        flat = [np.ascontiguousarray(x.swapaxes(1, 2) if together else x).reshape(7, -1) for x in (kept, new)]
         stride, v_from = (2 * dim, dim) if together else (dim, each * dim)
-        largest, total, out = np.empty((2, 3), np.float32), np.empty((2, 3), np.float32), np.empty(q.shape, np.float32)
-        for head in range(2):
-            kernels.start(largest[head], total[head], out[head])
-        kernels.attend_groups(q, *flat, places, numbers, ends, 2 * each * dim, v_from, stride, each, ALL,
-                              np.float32(0), largest, total, out)  # fmt: skip
+        running = RunningAttention(q, None)
+        shape = PageShape(2 * each * dim, v_from, stride, each)
+        running.attend_groups(Groups(numbers, ends, places, *flat), shape, None)
         for head, own in enumerate((groups[:3], groups[3:])):
             k, v = (np.concatenate([group[part] for group in own]) for part in range(2))
             want = attention(q[head], k, v, np.ones(len(k), bool))
-            assert np.abs(out[head] / total[head][:, None] - want).max() < 5e-6
+            assert np.abs(running.out[head] / running.total[head][:, None] - want).max() < 5e-6
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 70])
@@ -166,19 +157,15 @@ def test_the_tokens_in_memory_end_an_attention(rng, tokens):
     before = halves(rng, 2, 4, 50, 32)
     q, heads, mean = rng.standard_normal((2, 3, 32), np.float32) / 6, np.array([3, 1]), numbers(rng, 4, 32)
     chosen, alpha = rng.random((2, tokens)) < 0.5, np.array([[1, 0.5, 0.75], [0.25, 1, 1]], np.float32)
-    for masks in (np.zeros((0, 0), bool), chosen):
-        largest, total, out = np.empty((2, 3), np.float32), np.empty((2, 3), np.float32), np.empty(q.shape, np.float32)
-        start_at = np.zeros(1, np.int64)
-        for own, head in enumerate(heads):
-            kernels.start(largest[own], total[own], out[own])
-            keys, values = (x[head].reshape(-1).view(np.uint16) for x in before)
-            kernels.attend(q[own], keys, values, start_at, start_at, 32, 50, ALL, np.float32(0), largest[own],
-                           total[own], out[own])  # fmt: skip
-        kernels.attend_suffixes(q, heads, k.view(np.uint16), v.view(np.uint16), masks, np.float32(0),
-                                np.zeros((0, 0), np.float32), alpha, mean, largest, total, out)  # fmt: skip
+    for masks in (None, chosen):
+        running = RunningAttention(q, None)
+        pages = np.concatenate([before[0].reshape(4, -1), before[1].reshape(4, -1)], axis=1)
+        running.attend_groups(Groups(np.zeros(2, np.int64), np.array([1, 2]), heads, pages, NO_PAGES),
+                              PageShape(pages.shape[1], 50 * 32, 32, 50), None)  # fmt: skip
+        out = running.finish(suffix_of(k, v, mean), heads, masks, alpha, None)
         for own, head in enumerate(heads):
             every_k, every_v = (np.concatenate([before[part, head], x[head]]) for part, x in enumerate((k, v)))
-            taken = np.concatenate([np.ones(50, bool), masks[own] if len(masks) else np.ones(tokens, bool)])
+            taken = np.concatenate([np.ones(50, bool), np.ones(tokens, bool) if masks is None else masks[own]])
             share = alpha[own][:, None]
             want = share * attention(q[own], every_k, every_v, taken) + (1 - share) * mean[head]
             assert np.abs(out[own] - want).max() < 5e-6
@@ -187,16 +174,33 @@ def test_the_tokens_in_memory_end_an_attention(rng, tokens):
 def test_numbers_that_are_not_finite_are_found(rng):
     words = halves(rng, 1000).view(np.uint16)
     edges = np.array([0x0000, 0x8000, 0x0001, 0x7BFF, 0xFBFF], np.uint16)
-    assert kernels.are_finite(words) and kernels.are_finite(edges) and kernels.are_finite(words[:0])
+    assert all(kernels.are_finite(array.view(np.float16)) for array in (words, edges, words[:0]))
     for place, word in ((0, 0x7C00), (999, 0xFC00), (500, 0x7E00), (17, 0xFFFF), (18, 0x7C01)):
         wrong = words.copy()
         wrong[place] = word
-        assert not kernels.are_finite(wrong)
+        assert not kernels.are_finite(wrong.view(np.float16))
+
+
+def score_index(loops, q, codes, factors, rows, bits, scores):
+    """Scores (g, width) of one head's index blocks, codes (B, R, T·bits/8)."""
+    blocks, lines, length = codes.shape
+    index = kernels._Index(1, blocks, lines, length, bits, 0, 0, find_address(codes), find_address(factors), None,
+                           find_address(rows))  # fmt: skip
+    loops.index_scores(ctypes.byref(index), q, *q.shape, scores, scores.shape[1])
+
+
+def choice_of(group, each, entries, **fields):
+    return kernels._Choice(group=group, each=each, entries=entries, **fields)
+
+
+def weigh(loops, scores, factors, softcap, each, by_probability, keys, shares):
+    choice = choice_of(len(scores), each, len(keys), softcap=softcap, by_probability=by_probability)
+    loops.weighed(ctypes.byref(choice), scores, scores.shape[1], factors, keys, shares)
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
 @pytest.mark.parametrize("block_tokens", [256, 1024])
-def test_index_rows_are_scored(rng, bits, block_tokens):
+def test_index_rows_are_scored(loops, rng, bits, block_tokens):
     """codes·scale + zero, a row for each dimension; rows that are not asked for hold other numbers."""
     dims, blocks = 5, 3
     values = rng.integers(0, 16 if bits == 4 else 256, (blocks, 9, block_tokens)).astype(np.float64)
@@ -211,7 +215,7 @@ def test_index_rows_are_scored(rng, bits, block_tokens):
     rows = np.array([rng.choice(9, dims, replace=False) for _ in range(blocks)])[0]
     q = rng.standard_normal((3, dims), np.float32)
     scores = np.full((3, blocks * block_tokens + 7), 5, np.float32)
-    scoring.score_index(q, codes, factors.view(np.uint16), rows, bits, scores)
+    score_index(loops, q, codes, factors, rows, bits, scores)
     scale, zero = (factors[..., i : i + 1].astype(np.float64) for i in (0, 1))
     numbers = values if bits == 16 else values * scale + zero
     want = np.einsum("gr,brt->gbt", q.astype(np.float64), numbers[:, rows]).reshape(3, -1)
@@ -219,16 +223,16 @@ def test_index_rows_are_scored(rng, bits, block_tokens):
     assert (scores[:, -7:] == 5).all()
 
 
-def test_keys_of_the_suffix_are_scored_behind_the_index(rng):
+def test_keys_of_the_suffix_are_scored_behind_the_index(loops, rng):
     q, k = rng.standard_normal((2, 64), np.float32), halves(rng, 30, 64)
     scores = np.full((2, 50), 5, np.float32)
-    scoring.score_keys(q, k.view(np.uint16), 20, scores)
+    loops.suffix_scores(q, *q.shape, k, len(k), 20, scores, scores.shape[1])
     assert (scores[:, :20] == 5).all() and np.abs(scores[:, 20:] - q.astype(np.float64) @ k.T).max() < 1e-5
 
 
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
 @pytest.mark.parametrize("tokens, each", [(100, 1), (100, 8), (100, 16), (96, 16), (300, 128)])
-def test_keys_of_entries_are_sums_of_probabilities(rng, softcap, tokens, each):
+def test_keys_of_entries_are_sums_of_probabilities(loops, rng, softcap, tokens, each):
     scores = rng.standard_normal((3, tokens), np.float32) * 8
     factors = np.array([0.5, -1.0, 2.0], np.float32)
     logits = torch.from_numpy(scores * factors[:, None]).double()
@@ -236,17 +240,17 @@ def test_keys_of_entries_are_sums_of_probabilities(rng, softcap, tokens, each):
     want = torch.softmax(logits, 1).numpy()
     entries = -(-tokens // each)
     keys, shares = np.empty(entries, np.float32), np.empty((3, entries), np.float32)
-    scoring.weigh(scores, factors, np.float32(softcap), each, True, keys, shares)
+    weigh(loops, scores, factors, softcap, each, True, keys, shares)
     padded = np.pad(want, ((0, 0), (0, entries * each - tokens))).reshape(3, entries, each)
     assert np.abs(shares - padded.sum(2)).max() < 1e-6
     assert np.allclose(keys, 4096 * padded.sum((0, 2)), rtol=1e-5)
 
 
-def test_keys_of_entries_by_their_largest_logits(rng):
+def test_keys_of_entries_by_their_largest_logits(loops, rng):
     scores = rng.standard_normal((2, 70), np.float32)
     largest = np.pad(scores, ((0, 0), (0, 10)), constant_values=-1e9).reshape(2, 5, 16).max(2).sum(0)
     keys, shares = np.empty(5, np.float32), np.empty((2, 5), np.float32)
-    scoring.weigh(scores, np.full(2, 0.5, np.float32), np.float32(0), 16, False, keys, shares)
+    weigh(loops, scores, np.full(2, 0.5, np.float32), 0.0, 16, False, keys, shares)
     assert np.allclose(keys, 0.5 * largest * np.log2(np.e), rtol=1e-5)
 
 
@@ -268,7 +272,7 @@ def expected_choice(keys, each, tokens, window, top_k, top_p):
 
 @pytest.mark.parametrize("each, window", [(1, 0), (1, 5), (16, 20), (16, 500)])
 @pytest.mark.parametrize("top_p", [0, 30_000, 65_000])
-def test_entries_are_chosen_as_by_sorting(rng, each, window, top_p):
+def test_entries_are_chosen_as_by_sorting(loops, rng, each, window, top_p):
     tokens = 400
     entries = -(-tokens // each)
     probabilities = rng.dirichlet(np.full(tokens, 0.05), 2).astype(np.float32)
@@ -280,7 +284,9 @@ def test_entries_are_chosen_as_by_sorting(rng, each, window, top_p):
                 keys = (rng.integers(0, levels, entries) / 8).astype(np.float32)
                 keys = keys - np.float32(levels / 16) if signed and not top_p else keys
                 taken = np.empty(entries, bool)
-                scoring.choose(keys, shares, each, tokens, window, top_k, top_p, counts, taken, alpha)
+                choice = choice_of(2, each, entries, window=window, top_k=top_k, top_p=top_p,
+                                   counts=find_address(counts))  # fmt: skip
+                loops.chosen(ctypes.byref(choice), tokens, keys, shares, taken, alpha)
                 assert np.array_equal(taken, expected_choice(keys, each, tokens, window, top_k, top_p))
                 share = probabilities[:, np.repeat(taken, each)[:tokens]].sum(1, dtype=np.float64)
                 assert np.abs(alpha - share).max() < 1e-5 and not counts.any()
@@ -288,7 +294,7 @@ def test_entries_are_chosen_as_by_sorting(rng, each, window, top_p):
 
 @pytest.mark.parametrize("bits, block_tokens", [(4, 16), (4, 48), (8, 32), (16, 16), (4, 1040)])
 @pytest.mark.parametrize("group", [1, 4, 7])
-def test_blocks_of_every_length_are_scored(rng, group, bits, block_tokens):
+def test_blocks_of_every_length_are_scored(loops, rng, group, bits, block_tokens):
     """Those that vectors do not divide, too, by every number of query heads."""
     codes = rng.integers(0, 256, (3, 6, block_tokens * bits // 8)).astype(np.uint8)
     if bits == 16:
@@ -298,7 +304,7 @@ def test_blocks_of_every_length_are_scored(rng, group, bits, block_tokens):
     ]
     q, rows, factors = numbers(rng, group, 4), np.array([0, 2, 3, 5]), halves(rng, 3, 6, 2)
     scores = np.empty((group, 3 * block_tokens), np.float32)
-    scoring.score_index(q, codes, factors.view(np.uint16), rows, bits, scores)
+    score_index(loops, q, codes, factors, rows, bits, scores)
     scale, zero = (factors[..., i : i + 1].astype(np.float64) for i in (0, 1))
     found = wide.astype(np.float64) if bits == 16 else wide * scale + zero
     want = np.einsum("gr,brt->gbt", q.astype(np.float64), found[:, rows]).reshape(group, -1)
@@ -317,11 +323,10 @@ def test_heads_choose_by_their_own_scores(rng, each, by_probability):
     )
     tokens = covered + suffix_tokens
     codes = k[:, :covered].reshape(heads, 3, 32, dim).swapaxes(2, 3).copy().view(np.uint8)
-    taken, alpha = np.empty((heads, -(-tokens // each)), bool), np.empty((heads, group), np.float32)
-    suffix, none = k[:, covered:].copy().view(np.uint16), np.zeros((heads, 3, dim, 2), np.uint16)
-    scoring.choose_heads(
-        q, dims, codes, none, dims, 16, suffix, covered, np.float32(0.25), np.float32(0), each, by_probability, 8,
-        top_k, 0, np.empty((group, tokens), np.float32), np.zeros(1 << 16, np.int32), taken, alpha,
+    suffix, none = k[:, covered:].copy(), np.zeros((heads, 3, dim, 2), np.float16)
+    taken, alpha = Choice(each, by_probability, 8, top_k, 0).choose(
+        q, dims, IndexRows(codes, none), dims, 16, suffix, AttentionForm(0.25, None, None),
+        (np.empty(group * tokens, np.float32), np.zeros(1 << 16, np.int32)),
     )  # fmt: skip
     for head in range(heads):
         near = q[head][:, dims[head]].astype(np.float64)
@@ -336,31 +341,3 @@ def test_heads_choose_by_their_own_scores(rng, each, by_probability):
         assert (taken[head] == want).mean() > 0.97  # two whose keys are alike may be taken for one another
         assert taken[head].sum() == want.sum()
         np.testing.assert_allclose(alpha[head], entries.sum(2)[:, taken[head]].sum(1), rtol=1e-4)
-
-
-ATTENDED = """
-import hashlib
-import numpy as np
-from nearflash.inference import AttentionPolicy, open_engine
-from nearflash.storage.kv import KvShape
-
-rng = np.random.default_rng(1)
-with open_engine(KvShape(1, 4, 32), AttentionPolicy(), tokens=1200, sequences=1) as engine:
-    number = engine.add()
-    engine.append(number, 0, *rng.standard_normal((2, 4, 1100, 32)).astype(np.float16))
-    out = engine.attend(0, [number], rng.standard_normal((1, 4, 2, 32)).astype(np.float16))
-print(hashlib.sha256(out.tobytes()).hexdigest())
-"""
-
-
-def test_code_from_disk_gives_the_bits_of_code_just_compiled(tmp_path):
-    """Two devices' outputs differed in a last bit: one's loops came from disk, the other's were just compiled."""
-    made = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", ATTENDED], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, check=True,
-            capture_output=True, text=True,
-        )  # fmt: skip
-        made.append(done.stdout)
-        assert list(tmp_path.rglob("*.nbc"))
-    assert made[0] == made[1]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.inference.engines.base import EngineCounters
-from nearflash.inference.engines.cpu import kernels
 from nearflash.inference.engines.cpu.heads import Heads, dims_by_size
+from nearflash.inference.engines.cpu.kernels import attend_memory, load_loops
 from nearflash.inference.engines.paged.engine import PagedEngine
 from nearflash.inference.engines.paged.index_rows import IndexCache
 from nearflash.inference.engines.paged.page_cache import PageCache
@@ -33,7 +33,6 @@ from nearflash.storage.kv import KvStore, StoredHead
 __all__ = ["CpuEngine"]
 
 F32 = NDArray[np.float32]
-_NO_SINKS = np.zeros((0, 0), np.float32)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _APART_TOKENS = 16_384
@@ -60,6 +59,7 @@ class CpuEngine(PagedEngine):
         name: str = "cpu",
     ) -> None:
         pages = PageCache(page_cache_bytes, store.layout.group_pages * store.layout.page_bytes)
+        load_loops()  # what they lack is named now, not by a thread
         super().__init__(store, policy, first_head, name, pages)
         self._index = IndexCache(index_cache_bytes)
         self._reader = ThreadPoolExecutor(1, "kv-index")
@@ -129,11 +129,8 @@ class CpuEngine(PagedEngine):
         if found is None or not self._takes_tail(layer):
             return False
         suffixes, tokens = found
-        sinks = _NO_SINKS if form.sinks is None else form.sinks
-        softcap = np.float32(form.softcap or 0.0)
-        kernels.attend_memory(
-            q.view(np.uint16), suffixes.view(np.uint16), layer, tokens, np.float32(form.scaling), softcap, sinks, out
-        )
+        keys, values = suffixes[:, layer]
+        attend_memory(np.ascontiguousarray(q), keys, values, tokens, form, out)
         return True
 
     def _attend_parts(self, parts: list[Heads], form: AttentionForm[F32], out: NDArray[np.float32]) -> None:

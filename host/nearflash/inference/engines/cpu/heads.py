@@ -1,4 +1,4 @@
-"""Some heads of one sequence in a call of CpuEngine: their scores, their choice, their attention, by compiled loops."""
+"""Some heads of one sequence in a call of CpuEngine: their scores, their choice, their attention, by native loops."""
 
 import threading
 from collections.abc import Callable
@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.inference.engines.cpu import kernels, scoring
-from nearflash.inference.engines.cpu.compiled import LOWEST
+from nearflash.inference.engines.cpu.kernels import Choice, PageShape, RunningAttention
 from nearflash.inference.engines.paged.index_rows import IndexCache, IndexRows
 from nearflash.inference.engines.paged.page_cache import PageCache
 from nearflash.inference.engines.paged.reads import Groups, SequenceReads
@@ -22,8 +21,6 @@ __all__ = ["Heads", "dims_by_size", "takes_all"]
 F32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-_ALL = np.zeros((0, 0), bool)
-_NO_SINKS = np.zeros((0, 0), np.float32)
 _thread = threading.local()
 _CHUNK_BYTES = 8 << 20
 """Of KV page groups that are asked for at once."""
@@ -92,25 +89,14 @@ class Heads:
 
     def attend(self, form: AttentionForm[F32]) -> F32:
         """(H, g, d)."""
-        stored, scaled = self.reads.stored, self._q * np.float32(form.scaling)
-        largest, total = np.full(self._q.shape[:2], LOWEST), np.zeros(self._q.shape[:2], np.float32)
-        out, softcap = np.zeros(self._q.shape, np.float32), np.float32(form.softcap or 0.0)
         layout, dim = self._layout, self._q.shape[-1]
-        elements = layout.group_pages * layout.page_bytes // 2
         stride, v_from = layout.steps(dim)
+        shape = PageShape(layout.group_pages * layout.page_bytes // 2, v_from, stride, layout.group_tokens)
+        running = RunningAttention(self._q * np.float32(form.scaling), form.softcap)
         while self._groups:
-            groups = self._groups.pop(0).result()
-            kept, new = (data.reshape(-1).view(np.uint16) for data in (groups.kept, groups.new))
-            kernels.attend_groups(
-                scaled, kept, new, groups.places, groups.number, groups.ends, elements, v_from, stride,
-                layout.group_tokens, _ALL if self._chosen is None else self._chosen, softcap, largest, total, out,
-            )  # fmt: skip
-        kernels.attend_suffixes(
-            scaled, np.array(self.reads.heads), stored.suffix_k.view(np.uint16), stored.suffix_v.view(np.uint16),
-            _ALL if self._tail is None else np.ascontiguousarray(self._tail), softcap,
-            _NO_SINKS if form.sinks is None else form.sinks, self._alpha, stored.v_mean, largest, total, out,
-        )  # fmt: skip
-        return out
+            running.attend_groups(self._groups.pop(0).result(), shape, self._chosen)
+        tail = None if self._tail is None else np.ascontiguousarray(self._tail)
+        return running.finish(self.reads.stored, np.array(self.reads.heads), tail, self._alpha, form.sinks)
 
     def _choose(self, full: int, form: AttentionForm[F32]) -> Bools:
         """The wanted groups, (H, full)."""
@@ -118,15 +104,10 @@ class Heads:
         rows, places = self._index.result() if self._kept is None else (self._kept, self._dims)
         suffix = self.reads.suffix() if self._suffix is None else self._suffix.result()
         resolved, each = self._resolved, self.policy.entry_tokens(layout)
-        covered = tokens // layout.block_tokens * layout.block_tokens
-        scores, counts = _room(group * tokens)
-        taken = np.empty((heads, -(-tokens // each)), bool)
-        scoring.choose_heads(
-            self._q, self._dims, rows.codes, rows.factors.view(np.uint16), np.ascontiguousarray(places),
-            layout.index_format.bits, np.ascontiguousarray(suffix).view(np.uint16), covered,
-            np.float32(form.scaling), np.float32(form.softcap or 0.0), each, self.policy.by_probability,
-            resolved.local_window, resolved.top_k, resolved.top_p, scores.reshape(group, tokens), counts, taken,
-            self._alpha,
+        choice = Choice(each, self.policy.by_probability, resolved.local_window, resolved.top_k, resolved.top_p)
+        taken, self._alpha = choice.choose(
+            self._q, self._dims, rows, np.ascontiguousarray(places), layout.index_format.bits,
+            np.ascontiguousarray(suffix), form, _room(group * tokens),
         )  # fmt: skip
         flash = full * layout.group_tokens
         if each == layout.group_tokens:
