@@ -58,7 +58,7 @@ def test_a_table_is_read_to_the_last_key():
         ({"inner": {"count": 1 << 30000}},
          "table.inner.count must be at most 9, not one of type int that is too long to show"),
         ({"sizes": 1}, "table.sizes must be a list, not 1"),
-        ({"sizes": [1, "2"]}, "table.sizes must be a number, not '2'"),
+        ({"sizes": [1, "2"]}, "table.sizes[1] must be a number, not '2'"),
         ({"others": {"b": 3}}, "table.others.b must be a table, not 3"),
         ({"seconds": {"c": "1"}}, "table.seconds.c must be a number, not '1'"),
     ],

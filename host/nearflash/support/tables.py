@@ -4,9 +4,11 @@ A valid checksum tells that a table is what was written, not that it was written
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
@@ -14,13 +16,14 @@ from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 from nearflash.abi.errors import StateError
 from nearflash.support.files import MAX_TEXT_BYTES, read_text
 
-__all__ = ["Rule", "TableReader", "brief", "check_fields", "check_integers", "read_json", "read_toml"]
+__all__ = ["Rule", "TableReader", "at_least_zero", "brief", "check_fields", "check_integers", "read_json", "read_toml"]
 
 _Kind = TypeVar("_Kind")
 Rule: TypeAlias = Callable[[str, Any, Any], str]
 """Of a field's name, its type and a value of that type: what the value must be where it is not, empty where it is."""
 _MOST_SHOWN = 80
 """Characters of a wrong value in a message."""
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 _NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a table"}
 
 
@@ -63,7 +66,7 @@ class TableReader:
             raise self.error(f"{what} must have {', '.join(missing)}")
         if unknown := [str(name) for name in body if name not in known]:
             raise self.error(f"{what} must have only {', '.join(known)}, not {', '.join(unknown)[:_MOST_SHOWN]}")
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         return kind(**{key: self._field(key, hints[key], value, f"{what}.{key}") for key, value in body.items()})
 
     def _field(self, key: str, hint: Any, value: Any, what: str) -> Any:
@@ -78,7 +81,14 @@ class TableReader:
             raise self.error(f"{what} must be {must}, not {brief(value)}")
         if kinds == (dict,):
             return {name: self._field(key, arguments[1], item, f"{what}.{name}") for name, item in value.items()}
-        return tuple(self._field(key, arguments[0], item, what) for item in value) if kinds == (list,) else value
+        if kinds == (list,):
+            return tuple(self._field(key, arguments[0], item, f"{what}[{at}]") for at, item in enumerate(value))
+        return value
+
+
+def at_least_zero(key: str, hint: Any, value: Any) -> str:
+    """The Rule of tables whose numbers are finite and not below 0."""
+    return "" if hint not in (int, float) or 0 <= value < math.inf else "at least 0"
 
 
 def check_fields(what: str, body: Any, **kinds: type) -> tuple[Any, ...]:

@@ -44,12 +44,12 @@ def test_the_rate_is_that_of_the_nearest_request(size, depth, rate):
     "change, message",
     [
         (lambda body: body.update(version=2), "must have version 1, not 2"),
-        (lambda body: body.pop("drives"), "must be an object of version, drives"),
-        (lambda body: rates_of(body)[0].update(median="3"), "must have a number as median"),
-        (lambda body: rates_of(body)[0].update(median=-1.0), "positive numbers"),
-        (lambda body: rates_of(body)[0].update(call="trim"), "must be of read, write or random"),
-        (lambda body: rates_of(body)[0].pop("depth"), "must be an object of call, block_bytes"),
-        (lambda body: rates_of(body).append(None), "not of NoneType"),
+        (lambda body: body.pop("drives"), "must have drives"),
+        (lambda body: rates_of(body)[0].update(median="3"), r"rates\[0\].median must be a number, not '3'"),
+        (lambda body: rates_of(body)[0].update(median=-1.0), "must be a positive number, not -1.0"),
+        (lambda body: rates_of(body)[0].update(call="trim"), "call must be read, write or random"),
+        (lambda body: rates_of(body)[0].pop("depth"), r"rates\[0\] must have depth"),
+        (lambda body: rates_of(body).append(None), r"rates\[4\] must be a table, not None"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, file, change, message):

@@ -1,6 +1,5 @@
 """Boards: `bitstreams/<board>/board.toml`, with what a build and a driver need to know of each."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any
 
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.kernel.config import KernelConfig, config
-from nearflash.support.tables import TableReader, read_toml
+from nearflash.support.tables import TableReader, at_least_zero, read_toml
 
 __all__ = ["FLOWS", "Board", "Limits", "PortMemory", "Resources", "Routing", "bitstreams_root", "boards", "load_board"]
 
@@ -147,9 +146,7 @@ def boards() -> list[str]:
 
 def rule(key: str, hint: Any, value: Any) -> str:
     """What texts and numbers of boards' and bitstreams' tables must be (nearflash.support.tables)."""
-    if hint is str:
-        return "" if value else "text"
-    return "" if hint not in (int, float) or 0 <= value < math.inf else "a number of at least 0"
+    return "text" if value == "" else at_least_zero(key, hint, value)
 
 
 def load_board(name: str) -> Board:

@@ -7,7 +7,7 @@ by the file system on it (its id and device number), so that a folder finds its 
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from nearflash.abi.errors import StateError
 from nearflash.storage.io.measure import Rate
 from nearflash.support.files import write_durably
 from nearflash.support.folders import user_folder
-from nearflash.support.tables import check_fields, read_json
+from nearflash.support.tables import TableReader, read_json
 
 __all__ = ["DriveProfile", "find_profile", "keep_profile"]
 
@@ -49,12 +49,21 @@ class DriveProfile:
         return max((rate.median for rate in self.rates if rate.call == call), default=0.0)
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """The file's table; profiles by drive."""
+
+    version: int
+    drives: Mapping[str, DriveProfile]
+
+
 def keep_profile(folder: Path, rates: Iterable[Rate], date: str, file: Path | None = None) -> Path:
     """Note the rates of the drive under `folder`, in place of older ones; returns the file. Raises StateError."""
     file = file or _default_file()
     every = _read(file) if file.exists() else {}
-    every[_drive(folder)] = {"date": date, "rates": [asdict(rate) for rate in rates]}
-    text = json.dumps({"version": _VERSION, "drives": every}, indent=1)
+    every[_drive(folder)] = DriveProfile(date, tuple(rates))
+    drives = {name: asdict(profile) for name, profile in every.items()}
+    text = json.dumps({"version": _VERSION, "drives": drives}, indent=1)
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_durably(file, text)
@@ -66,10 +75,7 @@ def keep_profile(folder: Path, rates: Iterable[Rate], date: str, file: Path | No
 def find_profile(folder: Path, file: Path | None = None) -> DriveProfile | None:
     """The rates measured of the drive under `folder`; None where it never was. Raises StateError for a damaged file."""
     file = file or _default_file()
-    if not file.exists():
-        return None
-    stored = _read(file).get(_drive(folder))
-    return None if stored is None else _profile(file, stored)
+    return _read(file).get(_drive(folder)) if file.exists() else None
 
 
 def _default_file() -> Path:
@@ -81,30 +87,16 @@ def _drive(folder: Path) -> str:
     return f"{system.f_fsid:016x}-{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, DriveProfile]:
     what = f"the drives' rates in {file}"
     body = read_json(file, StateError, "remove the file and measure again")
-    version, drives = check_fields(what, body, version=int, drives=dict)
-    if version != _VERSION:
-        raise StateError(f"{what} must have version {_VERSION}, not {version}; remove the file and measure again")
-    for stored in drives.values():
-        _profile(file, stored)
-    return dict(drives)
+    stored = TableReader(StateError, _rule).parse(_Stored, body, what)
+    if stored.version != _VERSION:
+        raise StateError(f"{what} must have version {_VERSION}, not {stored.version}; remove it and measure again")
+    return dict(stored.drives)
 
 
-def _profile(file: Path, found: Any) -> DriveProfile:
-    what = f"the drives' rates in {file}"
-    date, rates = check_fields(what, found, date=str, rates=list)
-    return DriveProfile(date, tuple(_rate(what, rate) for rate in rates))
-
-
-def _rate(what: str, body: Any) -> Rate:
-    values = check_fields(what, body, call=str, block_bytes=int, depth=int, median=float, low=float, high=float)
-    call, block_bytes, depth, *speeds = values
-    if call not in ("read", "write", "random") or not block_bytes or not depth or not _are_positive(speeds):
-        raise StateError(f"{what} must be of read, write or random, with positive numbers, not {body!r}")
-    return Rate(*values)
-
-
-def _are_positive(speeds: Sequence[float]) -> bool:
-    return all(math.isfinite(speed) and speed > 0 for speed in speeds)
+def _rule(key: str, hint: Any, value: Any) -> str:
+    if key == "call":
+        return "" if value in ("read", "write", "random") else "read, write or random"
+    return "" if hint not in (int, float) or 0 < value < math.inf else "a positive number"

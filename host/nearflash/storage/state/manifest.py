@@ -14,7 +14,7 @@ from typing import Any, Self
 from nearflash.abi.errors import AlignmentError, StateError
 from nearflash.abi.formats import FP32
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.support.tables import check_fields, check_integers
+from nearflash.support.tables import TableReader, at_least_zero
 
 __all__ = ["ADAM_ARRAYS", "EXTENT_ALIGNMENT", "EXTENT_PARAMS", "Extent", "Manifest", "StateArray", "TensorEntry"]
 
@@ -173,19 +173,13 @@ class Manifest:
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Self:
         """Inverse of `to_json`. Raises StateError for what `pack` does not give."""
-        tensors, extent_params, arrays = check_fields("a manifest", body, tensors=list, extent_params=int, arrays=list)
-        entries, stored = [], []
-        for tensor in tensors:
-            name, shape, dtype, start = check_fields("a tensor", tensor, name=str, shape=list, dtype=str, start=int)
-            entries.append(TensorEntry(name, tuple(check_integers("a tensor's shape", shape)), dtype, start))
-        for array in arrays:
-            kinds = {"name": str, "element_bytes": int, "params_per_element": int, "torch_name": str}
-            stored.append(StateArray(*check_fields("an array", array, **kinds)))
+        stored = TableReader(StateError, at_least_zero, complete=True).parse(cls, body, "manifest")
         try:
-            packed = cls.pack([(entry.name, entry.shape, entry.dtype) for entry in entries], extent_params, stored)
+            entries = [(entry.name, entry.shape, entry.dtype) for entry in stored.tensors]
+            packed = cls.pack(entries, stored.extent_params, stored.arrays)
         except AlignmentError as error:
             raise StateError(f"a manifest must describe a state: {error}") from error
-        if packed.tensors != tuple(entries):
+        if packed.tensors != stored.tensors:
             raise StateError("tensors of a manifest must lie one after another, each padded to 32 parameters")
         return packed
 

@@ -16,7 +16,7 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.sealed import is_sealed, seal, unseal
-from nearflash.support.tables import check_fields
+from nearflash.support.tables import TableReader, at_least_zero, check_fields
 
 __all__ = ["STATE_VERSION", "Stamp", "Superblock", "last_and_previous", "void_block"]
 
@@ -63,14 +63,8 @@ class Superblock:
                 raise StateError(
                     f"{path} must have {name} {ours}, not {body.get(name)!r}; use the nearflash release that wrote it"
                 )
-        sizes = {name: int for name in ("manifest_bytes", "manifest_crc32c", "table_bytes", "table_crc32c")}
-        _, _, stamp, *values = check_fields(
-            f"the superblock of {path}", body, version=int, abi=int, stamp=dict, **sizes
-        )
-        return cls(
-            Stamp(*check_fields(f"the stamp of {path}", stamp, identity=str, profile=str, step=int, commit=str)),
-            *values,
-        )
+        own = {name: value for name, value in body.items() if name not in ("version", "abi")}
+        return TableReader(StateError, at_least_zero).parse(cls, own, f"the superblock of {path}")
 
 
 def void_block(step: int) -> NDArray[np.uint8]:
