@@ -6,7 +6,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.verilator.burst import BurstUnit
-from nearflash.sim.verilog import cached_design, convert
+from nearflash.sim.verilog import convert, load_design
 
 
 class Inverter(wiring.Component):
@@ -49,7 +49,7 @@ def test_a_cached_design_is_the_converted_one(tmp_path, monkeypatch):
     def never():
         raise AssertionError("the component must not be made again")
 
-    fresh, stored, found = convert(Inverter()), cached_design("inverter", Inverter), cached_design("inverter", never)
+    fresh, stored, found = convert(Inverter()), load_design("inverter", Inverter), load_design("inverter", never)
     for design in (stored, found):
         assert (design.digest, design.ports, design.streams) == (fresh.digest, fresh.ports, fresh.streams)
         assert design.read_rtlil() == fresh.read_rtlil()

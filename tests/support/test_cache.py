@@ -9,7 +9,7 @@ import pytest
 
 from nearflash.abi.errors import ConfigError
 from nearflash.support import cache
-from nearflash.support.cache import cache_root, cached
+from nearflash.support.cache import build_once, cache_root
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def test_many_callers_build_once():
         (folder / "result").write_text("complete")
 
     with ThreadPoolExecutor(4) as pool:
-        folders = list(pool.map(lambda _: cached("slow", ["a"], build), range(4)))
+        folders = list(pool.map(lambda _: build_once("slow", ["a"], build), range(4)))
     assert len(builds) == 1
     assert len(set(folders)) == 1
     assert (folders[0] / "result").read_text() == "complete"
@@ -39,10 +39,10 @@ def test_a_failed_build_does_not_count():
         raise RuntimeError("tool failed")
 
     with pytest.raises(RuntimeError, match="tool failed"):
-        cached("thing", ["a"], fail)
-    folder = cached("thing", ["a"], lambda work: (work / "whole").write_text("whole"))
+        build_once("thing", ["a"], fail)
+    folder = build_once("thing", ["a"], lambda work: (work / "whole").write_text("whole"))
     assert [path.name for path in folder.iterdir()] == ["whole"]
-    assert cached("thing", ["b"], lambda work: None) != folder
+    assert build_once("thing", ["b"], lambda work: None) != folder
 
 
 def test_an_installed_copy_takes_nothing_from_the_working_folder(monkeypatch, tmp_path):
@@ -65,16 +65,16 @@ def test_the_source_tree_keeps_its_own(monkeypatch):
 
 
 def test_nothing_is_loaded_that_others_can_write():
-    folder = cached("thing", ["a"], lambda work: (work / "library.so").write_text("code"))
+    folder = build_once("thing", ["a"], lambda work: (work / "library.so").write_text("code"))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o777)
     with pytest.raises(ConfigError, match=r"nobody else may write there: run `chmod go-w .*thing"):
-        cached("thing", ["a"], lambda work: None)
+        build_once("thing", ["a"], lambda work: None)
     folder.chmod(0o755)
-    assert cached("thing", ["a"], lambda work: None) == folder
+    assert build_once("thing", ["a"], lambda work: None) == folder
     cache_root().chmod(0o777)
     with pytest.raises(ConfigError, match=r"only you can write to.*NEARFLASH_CACHE names another"):
-        cached("thing", ["a"], lambda work: None)
+        build_once("thing", ["a"], lambda work: None)
 
 
 def test_a_cache_that_is_a_file_or_cannot_be_made(tmp_path, monkeypatch):
@@ -88,6 +88,6 @@ def test_a_cache_that_is_a_file_or_cannot_be_made(tmp_path, monkeypatch):
 def test_a_lock_follows_no_link(tmp_path):
     (tmp_path / "victim").write_text("kept")
     (tmp_path / "lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError), cache.locked(tmp_path / "lock"):
+    with pytest.raises(OSError), cache.hold_lock(tmp_path / "lock"):
         raise AssertionError("unreachable")
     assert (tmp_path / "victim").read_text() == "kept"

@@ -17,7 +17,7 @@ from nearflash.model.attention.head import attend_repeated
 from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.random_vectors import MODES, random_vector
 from nearflash.model.attention.vectors import differences
-from nearflash.sim.verilator.heads import placed as heads_placed
+from nearflash.sim.verilator.heads import place_heads as heads_placed
 
 KERNEL = "attend"
 PAGE = Mode.PAGE | Mode.PROBABILITY

@@ -21,7 +21,7 @@ from nearflash.abi.errors import ConfigError
 from nearflash.support.files import open_regular
 from nearflash.support.folders import check_private, private_folder, user_folder
 
-__all__ = ["VARIABLE", "cache_root", "cached", "locked"]
+__all__ = ["VARIABLE", "build_once", "cache_root", "hold_lock"]
 
 VARIABLE = "NEARFLASH_CACHE"
 
@@ -51,7 +51,7 @@ def _unusable(folder: Path, error: OSError) -> ConfigError:
     )
 
 
-def cached(name: str, parts: Sequence[str], build: Callable[[Path], None]) -> Path:
+def build_once(name: str, parts: Sequence[str], build: Callable[[Path], None]) -> Path:
     """The folder for `name` and the digest of `parts`; `build` fills it where it is not there yet.
 
     `build` gets a folder that is renamed afterwards, so what it writes must not hold the folder's path. Where it
@@ -61,18 +61,18 @@ def cached(name: str, parts: Sequence[str], build: Callable[[Path], None]) -> Pa
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = cache_root() / f"{name}-{digest}"
     if folder.exists():
-        return _checked(folder)
-    with locked(cache_root() / f"{folder.name}.lock"):
+        return _check_private(folder)
+    with hold_lock(cache_root() / f"{folder.name}.lock"):
         if not folder.exists():
             work = cache_root() / f"{folder.name}.tmp"
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir(0o700)
             build(work)
             work.rename(folder)
-    return _checked(folder)
+    return _check_private(folder)
 
 
-def _checked(folder: Path) -> Path:
+def _check_private(folder: Path) -> Path:
     try:
         check_private(folder)
     except OSError as error:
@@ -81,7 +81,7 @@ def _checked(folder: Path) -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock file `path`, made when missing, against other processes and threads."""
     with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

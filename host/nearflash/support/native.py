@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import NearflashError
-from nearflash.support.cache import cached
+from nearflash.support.cache import build_once
 
 __all__ = [
     "INCLUDE",
     "TARGETS",
     "CompileError",
-    "Target",
+    "Processor",
     "build_library",
     "compile_source",
     "find_address",
@@ -47,7 +47,7 @@ class CompileError(NearflashError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Target:
+class Processor:
     """Processors that a library can be built for: those with these features, as /proc/cpuinfo names them."""
 
     name: str
@@ -58,8 +58,8 @@ class Target:
 _V3 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "sse4_2"))
 _V4 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vbmi2"))
 TARGETS = (
-    Target("x86-64-v4", ("-march=x86-64-v4", "-mavx512vbmi2"), _V3 | _V4),
-    Target("x86-64-v3", ("-march=x86-64-v3",), _V3),
+    Processor("x86-64-v4", ("-march=x86-64-v4", "-mavx512vbmi2"), _V3 | _V4),
+    Processor("x86-64-v3", ("-march=x86-64-v3",), _V3),
 )
 """What wheels carry libraries for, the best first."""
 
@@ -74,24 +74,24 @@ def load_library(source: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(ready if ready.is_file() else compile_source(source, target)))
 
 
-def locate_prebuilt(source: Path, target: Target) -> Path:
+def locate_prebuilt(source: Path, target: Processor) -> Path:
     """Where a wheel has the library of a C++ file."""
     return source.with_suffix(f".{target.name}.so")
 
 
-def compile_source(source: Path, target: Target) -> Path:
+def compile_source(source: Path, target: Processor) -> Path:
     """Build the library of a C++ file of this package for a target. Raises CompileError, ConfigError."""
     flags, folders = (*_FLAGS, *target.flags), (source.parent, INCLUDE)
     return build_library(source.stem, source.read_text(), "nearflash's loops over vectors", flags, folders=folders)
 
 
 @functools.cache
-def pick_target() -> Target:
+def pick_target() -> Processor:
     """The best of TARGETS that this processor is, else one of its own."""
     features = _features()
     found = next((target for target in TARGETS if target.features <= features), None)
     native = "-march=native" if platform.machine() == "x86_64" else "-mcpu=native"
-    return found or Target(f"{platform.machine()}-native", (native,), features)
+    return found or Processor(f"{platform.machine()}-native", (native,), features)
 
 
 def _features() -> frozenset[str]:
@@ -130,7 +130,7 @@ def build_library(
         with (work / "library.so").open("rb") as library:
             os.fsync(library.fileno())
 
-    return cached(name, parts, build) / "library.so"
+    return build_once(name, parts, build) / "library.so"
 
 
 def find_address(array: Any) -> int:

@@ -60,7 +60,7 @@ def load_model(
             if adapter == "merged":
                 merge_adapter(model)
         else:
-            model = _loaded(folder, DTYPES[dtype])
+            model = _load(folder, DTYPES[dtype])
     if folder is not opened:  # as read from the GGUF file: the identity that sessions keep has these
         model.config.quantization_config = GgufConfig(opened.gguf)
         model.is_quantized, model.quantization_method = True, QuantizationMethod.GGUF
@@ -95,7 +95,7 @@ def _convert_once(folder: ModelFolder) -> ModelFolder:
 
 def _convert(folder: ModelFolder, path: Path) -> None:
     """Write the model, in fp32, and the tokenizer of a GGUF file as safetensors and JSON."""
-    model = _loaded(folder, torch.float32)
+    model = _load(folder, torch.float32)
     copy_others(model, _load_tokenizer(folder), path / "none", path)
     save_model(model, str(path / SINGLE), {"format": "pt"})
 
@@ -109,7 +109,7 @@ def own_dtype(name: str | Path) -> str:
     return "bf16" if stated.removeprefix("torch.") == "bfloat16" else "fp16"
 
 
-def _loaded(folder: ModelFolder, dtype: torch.dtype) -> Any:
+def _load(folder: ModelFolder, dtype: torch.dtype) -> Any:
     """A folder's model as transformers loads it, after a look at every tensor."""
     if folder.gguf is None:
         load_config(folder)

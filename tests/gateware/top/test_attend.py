@@ -14,7 +14,7 @@ from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.vectors import differences
 from nearflash.sim.verilator.device import VerilatorDevice
-from nearflash.sim.verilator.heads import placed
+from nearflash.sim.verilator.heads import place_heads
 from nearflash.verify.cocotb.run import run_testbench
 
 SCALE = 0.18
@@ -65,7 +65,7 @@ def vectors(seed, *, names=tuple(HEADS)):
 
 def run(device, heads, *, nand, **options):
     """Completions and outputs of cases whose pages lie on NAND or in memory; what differs from the model."""
-    with placed(device, heads, memory=not nand) as operands:
+    with place_heads(device, heads, memory=not nand) as operands:
         done = attend(device, operands, repeats=0, watchdog_cycles=100_000, **options)
     wrong = {
         index: text
@@ -113,7 +113,7 @@ def test_a_wrong_reference_is_told_and_the_right_one_helps(device) -> None:
     done, wrong = run(device, heads, nand=True)
     assert not wrong
     assert [one.completion.faults for one in done.heads] == [Fault.REFERENCE_LOW, Fault.REFERENCE_HIGH]
-    with placed(device, heads) as operands:
+    with place_heads(device, heads) as operands:
         assert all(one.out is not None for one in attend(device, operands).heads)
 
 

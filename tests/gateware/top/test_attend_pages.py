@@ -15,7 +15,7 @@ from nearflash.model.attention.random_vectors import random_mode_vector
 from nearflash.model.attention.vectors import differences
 from nearflash.model.nand.codeword import raw_codewords, seal
 from nearflash.sim.verilator.device import VerilatorDevice
-from nearflash.sim.verilator.heads import placed
+from nearflash.sim.verilator.heads import place_heads
 from nearflash.sim.verilator.kernel import MemoryModel
 
 OWNER = PageTag(5, 6, 7)
@@ -148,7 +148,7 @@ def test_heads_on_pages_that_the_kernel_wrote_equal_the_model(device, blocks):
         random_mode_vector(rng, mode, 64, 2, 200, PageTag(1, 2, head))
         for head, mode in enumerate(("dense", "sparf-page"))
     ]
-    with placed(device, vectors, written=True) as heads:
+    with place_heads(device, vectors, written=True) as heads:
         done = attend(device, heads)
     for vector, one in zip(vectors, done.heads, strict=True):
         assert not differences(vector, one.completion, one.out)

@@ -12,7 +12,7 @@ from nearflash.gateware.bus.axi import Axi4ReadSignature, Axi4WriteSignature, Ax
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.write import BurstWriter
 from nearflash.sim.stalls import SimulationTimeout
-from nearflash.sim.verilator.kernel import BusError, KernelLibrary, MemoryModel, ProtocolError
+from nearflash.sim.verilator.kernel import KernelLibrary, MemoryModel, ProtocolError, SimulatedBusError
 
 CONTROL, ERROR, SOURCE, TARGET, BEATS, REVISION = range(0, 24, 4)
 BASE = 0x1000_0000
@@ -154,7 +154,7 @@ def test_registers(open_copy):
     assert kernel.read_register(REVISION) == 0xCAFE0001
     kernel.write_register(SOURCE, 0xFFFFFFFF)
     assert kernel.read_register(SOURCE) == 0xFFFFFFFF
-    with pytest.raises(BusError, match="write of register 0x40 must be answered with OKAY, not SLVERR"):
+    with pytest.raises(SimulatedBusError, match="write of register 0x40 must be answered with OKAY, not SLVERR"):
         kernel.write_register(0x40, 1)
 
 

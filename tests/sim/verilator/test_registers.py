@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.verilator.burst import BurstUnit
-from nearflash.sim.verilator.registers import clocked_registers
+from nearflash.sim.verilator.registers import clock_registers
 from nearflash.sim.verilog import convert
 
 NEXT = """module \\top.unit (clk, rst, i);
@@ -62,7 +62,7 @@ endmodule
 
 
 def test_a_next_value_becomes_a_clocked_block():
-    assert clocked_registers(NEXT) == CLOCKED
+    assert clock_registers(NEXT) == CLOCKED
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_next_value_becomes_a_clocked_block():
 def test_other_blocks_stay(before, after):
     text = NEXT.replace(before, after)
     assert text != NEXT
-    assert clocked_registers(text) == text
+    assert clock_registers(text) == text
 
 
 class Registers(wiring.Component):
@@ -123,7 +123,7 @@ def expected(values):
 
 def test_the_design_computes_what_it_did(tmp_path):
     text = convert(Registers()).write_verilog(tmp_path).read_text()
-    assert clocked_registers(text).count("always @*") < text.count("always @*")
+    assert clock_registers(text).count("always @*") < text.count("always @*")
     values = np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8)
     out = BurstUnit(Registers(), "sim-registers").run({"i": values})
     found = zip(*(out[name].tolist() for name in ("held", "parts", "last")), strict=True)

@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.verilator.burst import BurstUnit
-from nearflash.sim.verilator.thermometers import shifted_masks
+from nearflash.sim.verilator.thermometers import shift_masks
 from nearflash.sim.verilog import convert
 
 COMPARED = """module unit (n, o);
@@ -21,7 +21,7 @@ endmodule
 
 
 def test_comparisons_become_a_shift():
-    assert shifted_masks(COMPARED) == COMPARED.replace("\\$4 , \\$3 , \\$2 , \\$1  ", "~ (4'hf << n) ")
+    assert shift_masks(COMPARED) == COMPARED.replace("\\$4 , \\$3 , \\$2 , \\$1  ", "~ (4'hf << n) ")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_comparisons_become_a_shift():
 def test_others_stay(before, after):
     text = COMPARED.replace(before, after)
     assert text != COMPARED
-    assert shifted_masks(text) == text
+    assert shift_masks(text) == text
 
 
 class Masks(wiring.Component):
@@ -58,7 +58,7 @@ class Masks(wiring.Component):
 
 def test_the_design_computes_what_it_did(tmp_path):
     text = convert(Masks()).write_verilog(tmp_path).read_text()
-    assert shifted_masks(text).count("<<") >= 2
+    assert shift_masks(text).count("<<") >= 2
     out = BurstUnit(Masks(), "sim-thermometers").run({"n": np.arange(32, dtype=np.uint8)})
     for n in range(32):
         assert [out[name][n] for name in ("long", "short", "part")] == [2**n - 1, 2 ** min(n, 9) - 1, 2 ** (n % 8) - 1]

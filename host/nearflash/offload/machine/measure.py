@@ -181,7 +181,7 @@ def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> t
             states @ weight.T
         finish(device)
 
-    def lost(move: Callable[[], Any]) -> tuple[float, float]:
+    def measure_loss(move: Callable[[], Any]) -> tuple[float, float]:
         losses = []
         for _ in range(_BESIDE_TIMES):
             alone, moving = _per_second(compute), _per_second(move)
@@ -196,13 +196,13 @@ def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> t
                 thread.join()
             rate = moved[0] / (time.perf_counter() - start) / moving
             losses.append(_shares(beside, rate))
-        first, second = map(fmean, zip(*losses, strict=True))  # what is lost now and then is lost, too
+        first, second = map(fmean, zip(*losses, strict=True))  # what is measure_loss now and then is measure_loss, too
         return first, second
 
     with Probe(folder, 4 * _BESIDE_BYTES) as probe:
         probe.write(probe.size_bytes)
-        reads = lost(lambda: probe.read(_BESIDE_BYTES))
-    return *reads, lost(lambda: there.copy_(here))[0]
+        reads = measure_loss(lambda: probe.read(_BESIDE_BYTES))
+    return *reads, measure_loss(lambda: there.copy_(here))[0]
 
 
 def _shares(computing: float, moving: float) -> tuple[float, float]:
@@ -211,8 +211,8 @@ def _shares(computing: float, moving: float) -> tuple[float, float]:
     A second beside each other does `computing` seconds of what is computed alone, and `moving` of what is moved alone:
     computing + lost_to_moving * moving = 1, and the other way round.
     """
-    lost = (1 - computing) / max(moving, 1e-3), (1 - moving) / max(computing, 1e-3)
-    return min(1.0, max(0.0, lost[0])), min(1.0, max(0.0, lost[1]))
+    measure_loss = (1 - computing) / max(moving, 1e-3), (1 - moving) / max(computing, 1e-3)
+    return min(1.0, max(0.0, measure_loss[0])), min(1.0, max(0.0, measure_loss[1]))
 
 
 def _per_second(work: Callable[[], Any]) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["IDLE", "NEUTRAL", "READ", "KeyRow", "idle_reason", "neutral", "rows"]
+__all__ = ["IDLE", "NEUTRAL", "READ", "DeepSpeedKey", "idle_reason", "neutral", "rows"]
 
 _OPTIMIZER, _ZERO, _OFFLOAD = "optimizer.params.", "zero_optimization.", "zero_optimization.offload_optimizer."
 
@@ -116,7 +116,7 @@ _REASONS = {key: reason for reason, keys in IDLE.items() for key in keys}
 
 
 @dataclass(frozen=True)
-class KeyRow:
+class DeepSpeedKey:
     """A line of the table in docs/reference/deepspeed.md."""
 
     key: str
@@ -128,13 +128,13 @@ class KeyRow:
         return f"| `{self.key}` | {self.outcome} | {self.meaning} |"
 
 
-def rows() -> Iterator[KeyRow]:
+def rows() -> Iterator[DeepSpeedKey]:
     """All keys."""
-    yield from (KeyRow(key, "read", meaning) for key, meaning in READ.items())
+    yield from (DeepSpeedKey(key, "read", meaning) for key, meaning in READ.items())
     for key, (values, way_out) in NEUTRAL.items():
         unless = f" unless {' or '.join(map(json.dumps, values))}" if values else ""
-        yield KeyRow(key, f"refused{unless}", way_out)
-    yield from (KeyRow(key, "without effect", reason) for reason, keys in IDLE.items() for key in keys)
+        yield DeepSpeedKey(key, f"refused{unless}", way_out)
+    yield from (DeepSpeedKey(key, "without effect", reason) for reason, keys in IDLE.items() for key in keys)
 
 
 def idle_reason(key: str) -> str | None:

@@ -14,13 +14,13 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["bf16_number", "compiled", "pattern"]
+__all__ = ["bf16_number", "compile_loop", "pattern"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FP32, _WORD, _UPPER = ir.FloatType(), ir.IntType(32), np.int32(16)
 
 
-def compiled(function: _Function) -> _Function:
+def compile_loop(function: _Function) -> _Function:
     """The function in machine code, made at its first call; without Python's lock, division by zero as IEEE 754 has."""
     made: _Function = njit(nogil=True, error_model="numpy")(function)
     return made
@@ -38,7 +38,7 @@ def _number(_: Any, word: Any) -> Any:
     return types.float32(types.int32), lambda _, builder, signature, words: builder.bitcast(words[0], _FP32)
 
 
-@compiled
+@compile_loop
 def bf16_number(bits: Any) -> Any:
     """fp32 number of a bf16 pattern in an integer: exact."""
     return _number(np.int32(np.int32(bits) << _UPPER))

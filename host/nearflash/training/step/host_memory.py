@@ -15,7 +15,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from nearflash.training.step.compiled import compiled
+from nearflash.training.step.compiled import compile_loop
 
 __all__ = ["KEYS", "RUN", "WORD_BYTES", "Row", "copy_all", "is_plain", "sums_of", "widen_bf16"]
 
@@ -53,7 +53,7 @@ def _pointer(bits: int, kind: Any) -> Any:
 _halfwords, _words = _pointer(16, types.uint16), _pointer(32, types.uint32)
 
 
-@compiled
+@compile_loop
 def _pass(table: Any, keys: Any, sums: Any) -> None:
     for row in range(len(table)):
         source, target, words, first = table[row]
@@ -94,7 +94,7 @@ def copy_all(table: Sequence[tuple[int, int, int]]) -> None:
         ctypes.memmove(target, source, size_bytes)  # without Python's lock
 
 
-@compiled
+@compile_loop
 def _widen(source: Any, out: Any) -> None:
     x = carray(_halfwords(source), (out.size,))
     for i in range(out.size):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.abi.formats import fp32_round
 from nearflash.support.threads import set_ieee_arithmetic
-from nearflash.training.step.compiled import bf16_number, compiled, pattern
+from nearflash.training.step.compiled import bf16_number, compile_loop, pattern
 from nearflash.training.step.fingerprint import KEYS, MODULUS, RUN, fingerprint
 from nearflash.training.step.parameters import FlatParameters, dtype_name
 from nearflash.training.step.requirements import check_gradient
@@ -116,12 +116,12 @@ def _run_sums(bf16: bool, marked: bool) -> Callable[..., int]:
     """The loop, of fp32 numbers or of bf16 patterns: fills `sums`, gives the fingerprint, 0 where none is wanted."""
     eighth = RUN // 8
 
-    @compiled
+    @compile_loop
     def square(value: Any) -> Any:
         wide = np.float64(bf16_number(value) if bf16 else value)
         return wide * wide
 
-    @compiled
+    @compile_loop
     def word(value: Any) -> Any:
         return np.uint64(np.uint16(value) if bf16 else np.uint32(pattern(value)))
 
@@ -153,7 +153,7 @@ def _run_sums(bf16: bool, marked: bool) -> Callable[..., int]:
                 mark += words * np.uint64(2 * (first_run + run) + 1)
         return mark
 
-    return compiled(loop)
+    return compile_loop(loop)
 
 
 def _nonfinite(gradient: torch.Tensor | None) -> int:

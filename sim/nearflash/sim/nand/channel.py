@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import NearflashError
 from nearflash.sim.nand.parts import NandPart
-from nearflash.sim.verilog import Design, Port, encoded
+from nearflash.sim.verilog import Design, Port, encode
 
 __all__ = ["NandChannel", "NandModel", "NandStatistics", "NandViolation", "link_names", "nand_header"]
 
@@ -235,7 +235,7 @@ def nand_header(design: Design) -> str:
         raise ValueError(f"the design must have a NAND link, not just {', '.join(port.name for port in design.ports)}")
     lines = ["#pragma once", '#include "nand.hpp"']
     for index, name in enumerate(names):
-        members = {part: encoded(f"{name}__{part}__") for part in ("cycles", "read", "write")}
+        members = {part: encode(f"{name}__{part}__") for part in ("cycles", "read", "write")}
         lines.append(_PINS.format(index=index, **members))
     steps = {
         step: " ".join(f"NandPins{at} pins{at}{{top}}; channels[{at}].{step}(pins{at});" for at in range(len(names)))

@@ -22,7 +22,7 @@ from nearflash.model.attention.random_vectors import random_vector
 from nearflash.model.attention.vectors import TestVector
 from nearflash.sim.nand.channel import NandChannel
 from nearflash.sim.verilator.device import VerilatorDevice, nand_model
-from nearflash.sim.verilator.heads import completion_records, page_settings, placed
+from nearflash.sim.verilator.heads import completion_records, page_settings, place_heads
 
 __all__ = ["BusState", "ChannelRecording", "HeadLoad", "Page", "Recording", "WatchedChannel", "record", "record_waves"]
 
@@ -134,7 +134,7 @@ class HeadLoad:
 
 def record(workload: HeadLoad) -> Recording:
     """Run the heads and record them. Raises DeviceError where one ends with a fault."""
-    with workload.open_device() as device, placed(device, workload.vectors()) as heads:
+    with workload.open_device() as device, place_heads(device, workload.vectors()) as heads:
         watch = _Watch(device, PlacedBatch(device, heads, workload.contexts, 0))
         recorded, ended = watch.run()
         clock_hz = device.identity.config.clock_hz
@@ -143,7 +143,7 @@ def record(workload: HeadLoad) -> Recording:
 
 def record_waves(workload: HeadLoad, path: Path, first_cycle: int = 30_000, cycles: int = 2_000) -> None:
     """Write the waves of `cycles` cycles from `first_cycle` of the batch on (VCD); builds a simulator with waves."""
-    with workload.open_device(waves=True) as device, placed(device, workload.vectors()) as heads:
+    with workload.open_device(waves=True) as device, place_heads(device, workload.vectors()) as heads:
         device.submit(PlacedBatch(device, heads, workload.contexts, 0).batch)
         device.kernel.start_trace(path, cycles, first_cycle)
         device.kernel.advance(first_cycle + cycles)

@@ -22,10 +22,10 @@ from nearflash.sim import verilog
 from nearflash.sim.verilator import datapaths, pins, registers, thermometers
 from nearflash.sim.verilator.datapaths import replace_datapaths
 from nearflash.sim.verilator.pins import streams_configuration, waits_header
-from nearflash.sim.verilator.registers import clocked_registers
-from nearflash.sim.verilator.thermometers import shifted_masks
+from nearflash.sim.verilator.registers import clock_registers
+from nearflash.sim.verilator.thermometers import shift_masks
 from nearflash.sim.verilog import TOP, Design, YosysError, convert
-from nearflash.support.cache import cached
+from nearflash.support.cache import build_once
 
 __all__ = ["BuildError", "build_library", "machine", "verilator_root"]
 
@@ -112,7 +112,7 @@ def build_library(
     # What these make is not known before the build: streams.vlt and waits.hpp; the Verilog.
     generators = [verilog, datapaths, *([pins] if show_streams else []), *([] if trace else [registers, thermometers])]
     generator = "".join(inspect.getsource(module) for module in generators)
-    included = _included("".join([*texts.values(), generator]))
+    included = _find_headers("".join([*texts.values(), generator]))
     batch = batch and not trace
     parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
     parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags, batch)))
@@ -121,13 +121,13 @@ def build_library(
     def build(work: Path) -> None:
         _build(design, texts, flags, work, library, trace, show_streams, batch)
 
-    return cached(name, parts, build) / library
+    return build_once(name, parts, build) / library
 
 
-def _included(text: str) -> list[str]:
+def _find_headers(text: str) -> list[str]:
     """The texts of the headers in `shims/` that `text` includes, those they include in turn among them."""
     found = [path.read_text() for path in sorted(_SHIMS.glob("*.hpp")) if f'#include "{path.name}"' in text]
-    return found + [deeper for header in found for deeper in _included(header)]
+    return found + [deeper for header in found for deeper in _find_headers(header)]
 
 
 def _verilate(
@@ -141,7 +141,7 @@ def _verilate(
     except YosysError as error:
         raise BuildError(str(error)) from error
     if not trace:  # waves show every signal
-        path.write_text(shifted_masks(clocked_registers(text)))
+        path.write_text(shift_masks(clock_registers(text)))
     program = verilator_root() / "bin" / "verilator_bin"
     configuration = work / "streams.vlt"
     configuration.write_text(streams_configuration(design) if show_streams else "`verilator_config\n")
@@ -230,7 +230,7 @@ def _runtime(trace: bool) -> Path:
             _call([*cxx, _FAST, "-c", str(source), "-o", f"{name}.o"], work, environment)
 
     parts = [machine(), repr((_CXX_FLAGS, _CXX_DEFINES, _FAST, _SLOW))]
-    return cached("verilator-runtime-trace" if trace else "verilator-runtime", parts, build)
+    return build_once("verilator-runtime-trace" if trace else "verilator-runtime", parts, build)
 
 
 def _call(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearflash.sim.verilator.build import build_library
-from nearflash.sim.verilator.ports import accessors, checked, pointers, row_count, sign_extended, words_from_integers
+from nearflash.sim.verilator.ports import accessors, pointers, row_count, sign_extended, to_words, words_from_integers
 from nearflash.sim.verilog import Design, Port, convert
 
 __all__ = ["BurstUnit"]
@@ -88,7 +88,7 @@ class BurstUnit:
         if set(inputs) != set(self.inputs):
             raise ValueError(f"inputs must be {sorted(self.inputs)}, not {sorted(inputs)}")
         count = max(row_count(port, inputs[name]) for name, port in self.inputs.items())
-        fed = [checked(port, inputs[name], count) for name, port in self.inputs.items()]
+        fed = [to_words(port, inputs[name], count) for name, port in self.inputs.items()]
         shapes = {name: (count,) if port.width <= 64 else (count, port.words) for name, port in self.outputs.items()}
         results = {name: np.empty(shapes[name], port.dtype) for name, port in self.outputs.items()}
         self._library.unit_run(

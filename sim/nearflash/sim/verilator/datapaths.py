@@ -102,11 +102,11 @@ class _Netlist:
 
     def cpp(self) -> str:
         """C++ of struct Net (see datapath.hpp)."""
-        inputs, held = (self._load(self._named("input", is_held), is_held) for is_held in (False, True))
-        for cell in self._ordered():
+        inputs, held = (self._load(self._select("input", is_held), is_held) for is_held in (False, True))
+        for cell in self._sort_cells():
             self._compute(cell)
         results, cycles = [], set()
-        for name in self._named("output", None):
+        for name in self._select("output", None):
             words, cycle = self._value(self._ports[name]["bits"])
             results += words
             cycles.add(cycle)
@@ -136,27 +136,27 @@ class _Netlist:
         declarations = "".join(
             f"  {port['direction']} [{len(port['bits']) - 1}:0] {names[key]};\n" for key, port in self._ports.items()
         )
-        results = self._named("output", None)
+        results = self._select("output", None)
         assignments, offset = "", 0
         for key in results:
             assignments += f"  assign {names[key]} = result[{offset} +: {len(self._ports[key]['bits'])}];\n"
-            offset += self._padded(key)
+            offset += self._pad(key)
         words = {
             is_held: ", ".join(
-                f"{self._padded(key) - len(self._ports[key]['bits'])}'d0, {names[key]}"
-                if self._padded(key) > len(self._ports[key]["bits"])
+                f"{self._pad(key) - len(self._ports[key]['bits'])}'d0, {names[key]}"
+                if self._pad(key) > len(self._ports[key]["bits"])
                 else names[key]
-                for key in reversed(self._named("input", is_held))
+                for key in reversed(self._select("input", is_held))
             )
             for is_held in (False, True)
         }
-        last = {is_held: sum(map(self._padded, self._named("input", is_held))) - 1 for is_held in (False, True)}
+        last = {is_held: sum(map(self._pad, self._select("input", is_held))) - 1 for is_held in (False, True)}
         return _SHELL.format(
             module=module, ports=ports, name=name, declarations=declarations, assignments=assignments,
             inputs=last[False], held=last[True], results=offset - 1, input_words=words[False], held_words=words[True],
         )  # fmt: skip
 
-    def _named(self, direction: str, is_held: bool | None) -> list[str]:
+    def _select(self, direction: str, is_held: bool | None) -> list[str]:
         held = {*self._held, "rst"}
         return [
             name
@@ -164,7 +164,7 @@ class _Netlist:
             if port["direction"] == direction and name != "clk" and is_held in (None, name in held)
         ]
 
-    def _padded(self, port: str) -> int:
+    def _pad(self, port: str) -> int:
         return -(-len(self._ports[port]["bits"]) // _WORD_BITS) * _WORD_BITS
 
     def _load(self, ports: Sequence[str], is_held: bool) -> list[str]:
@@ -188,7 +188,7 @@ class _Netlist:
             bit, registers = self._stored[bit], registers + 1
         return bit, registers
 
-    def _ordered(self) -> list[dict[str, Any]]:
+    def _sort_cells(self) -> list[dict[str, Any]]:
         """The cells, each behind those that it reads."""
         drivers = {bit: place for place, cell in enumerate(self._cells) for bit in _output(cell)}
         graph = TopologicalSorter[int]()

@@ -15,7 +15,7 @@ from nearflash.device.registers import RegisterDevice
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part, nand_parts
 from nearflash.sim.verilator.kernel import KernelLibrary, MemoryModel
-from nearflash.sim.verilog import Design, cached_design
+from nearflash.sim.verilog import Design, load_design
 
 __all__ = ["VerilatorDevice", "kernel_design", "nand_model"]
 
@@ -25,7 +25,7 @@ QUIET_CYCLES = 100_000
 
 def kernel_design(config: KernelConfig) -> Design:
     """The kernel that `config` describes, converted once for all processes."""
-    return cached_design(f"{config.full_name}-{config.digest[:16]}", lambda: kernel_of(config))
+    return load_design(f"{config.full_name}-{config.digest[:16]}", lambda: kernel_of(config))
 
 
 def nand_model(config: KernelConfig) -> NandModel | None:
@@ -97,9 +97,9 @@ class VerilatorDevice(RegisterDevice):
 
         Raises WaitTimeoutError, naming what waits, when no data moved in all that time.
         """
-        before = self._moved_bytes()
+        before = self._count_moved()
         self.kernel.advance(self._quiet_cycles, until_interrupt=True)
-        if not self.kernel.interrupt and self._moved_bytes() == before:
+        if not self.kernel.interrupt and self._count_moved() == before:
             raise WaitTimeoutError(
                 f"{self.identity.name} must move data or end, not stand still for {self._quiet_cycles} cycles: "
                 f"{self.kernel.waits_text()}; reset the device"
@@ -121,7 +121,7 @@ class VerilatorDevice(RegisterDevice):
     def _waiting_streams(self) -> str:
         return self.kernel.waits_text()
 
-    def _moved_bytes(self) -> int:
+    def _count_moved(self) -> int:
         memory = sum(port.read_bytes + port.written_bytes for port in self.kernel.statistics().values())
         return memory + sum(channel.statistics().data_cycles for channel in self.kernel.channels)
 

@@ -26,7 +26,7 @@ from nearflash.model.attention.vectors import TestVector
 from nearflash.model.nand.scramble import scrambling
 from nearflash.sim.verilator.device import VerilatorDevice
 
-__all__ = ["completion_records", "page_settings", "placed"]
+__all__ = ["completion_records", "page_settings", "place_heads"]
 
 
 def page_settings(mode: str, dim: int, tokens: int, page_bytes: int = 4096) -> HeadSettings:
@@ -47,7 +47,7 @@ def page_settings(mode: str, dim: int, tokens: int, page_bytes: int = 4096) -> H
 
 
 @contextmanager
-def placed(
+def place_heads(
     device: Device, vectors: Iterable[TestVector], *, memory: bool = False, turn: int = 0, written: bool = False
 ) -> Iterator[list[Head]]:
     """Heads whose pages are on the device's NAND, where it has one, or in its `memory`, given back at the end.
@@ -78,10 +78,10 @@ def _write(device: VerilatorDevice, pages: Iterable[PageImage]) -> None:
     own = sorted(pages, key=lambda page: page.entry.row)
     erase(device, sorted({replace(page.entry, row=page.entry.row // size * size) for page in own}, key=PageEntry.pack))
     names = [NandPage(page.entry, page.page_tag, page.index, page.kind, page.second) for page in own]
-    program(device, names, [_sealed(page) for page in own])
+    program(device, names, [_seal(page) for page in own])
 
 
-def _sealed(page: PageImage) -> NDArray[np.uint8]:
+def _seal(page: PageImage) -> NDArray[np.uint8]:
     """The page's codewords as in memory, (codewords, 528)."""
     codewords = np.frombuffer(page.data, np.uint8).reshape(-1, RAW_BYTES)
     plain = codewords ^ scrambling(page.entry.row, page.entry.lun, np.arange(len(codewords)))

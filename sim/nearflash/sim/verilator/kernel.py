@@ -24,7 +24,7 @@ from nearflash.sim.verilator.pins import memory_ports, pins_header
 from nearflash.sim.verilator.streams import Devices
 from nearflash.sim.verilog import Design, convert
 
-__all__ = ["BusError", "KernelLibrary", "MemoryModel", "PortStatistics", "ProtocolError"]
+__all__ = ["KernelLibrary", "MemoryModel", "PortStatistics", "ProtocolError", "SimulatedBusError"]
 
 _SHIM = Path(__file__).parents[1] / "shims" / "kernel.cpp"
 _REGISTER_LIMIT_CYCLES = 1000
@@ -38,7 +38,7 @@ class ProtocolError(DeviceError):
     """The kernel broke a rule of AXI4; the text names the port, the cycle and the rule."""
 
 
-class BusError(DeviceError):
+class SimulatedBusError(DeviceError):
     """A register access was answered with SLVERR or DECERR."""
 
 
@@ -136,7 +136,7 @@ class KernelLibrary:
             show_streams=True,
             batch=True,
         )
-        self._library = _declared(ctypes.CDLL(str(path)))
+        self._library = _declare(ctypes.CDLL(str(path)))
         self.base_address = base_address
         #: The device's memory; index 0 is `base_address`. It outlives the library.
         self.memory: NDArray[np.uint8] = anonymous(memory_bytes)
@@ -254,7 +254,7 @@ class KernelLibrary:
                 f"{what} had no response within {_REGISTER_LIMIT_CYCLES} cycles: {self.waits_text()}"
             )
         if response >= 2:
-            raise BusError(f"{what} must be answered with OKAY, not {_RESPONSES[response]}")
+            raise SimulatedBusError(f"{what} must be answered with OKAY, not {_RESPONSES[response]}")
 
     def _check_protocol(self) -> None:
         error = self._call("error")
@@ -264,7 +264,7 @@ class KernelLibrary:
             channel.check()
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare every function of kernel.cpp, so that 64-bit arguments arrive whole."""
     pointer, word, integer = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
     functions: dict[str, tuple[Any, ...]] = {

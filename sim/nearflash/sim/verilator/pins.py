@@ -6,7 +6,7 @@ constant 0 that nobody drives, so the shim need not know.
 
 import re
 
-from nearflash.sim.verilog import Design, Port, encoded
+from nearflash.sim.verilog import Design, Port, encode
 
 __all__ = ["memory_ports", "pins_header", "streams_configuration", "waits_header"]
 
@@ -82,7 +82,7 @@ def waits_header(design: Design, root_header: str) -> str:
     members = set(re.findall(r"\bCData/\*0:0\*/ (\w+);", root_header))
     levels: dict[int, list[str]] = {}
     for stream in design.streams:
-        valid, ready = ("__DOT__".join(encoded(part) for part in wire) for wire in (stream.valid, stream.ready))
+        valid, ready = ("__DOT__".join(encode(part) for part in wire) for wire in (stream.valid, stream.ready))
         if {valid, ready} <= members:
             line = f'        check("{stream.path}", root.{valid}, root.{ready});'
             levels.setdefault(stream.path.count("."), []).append(line)

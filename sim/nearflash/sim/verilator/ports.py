@@ -14,11 +14,11 @@ from nearflash.sim.verilog import Port
 
 __all__ = [
     "accessors",
-    "checked",
     "integers_from_words",
     "pointers",
     "row_count",
     "sign_extended",
+    "to_words",
     "words_from_integers",
 ]
 
@@ -42,7 +42,7 @@ def row_count(port: Port, value: ArrayLike) -> int:
     return 1 if len(shape) == (port.width > 64) else shape[0]
 
 
-def checked(port: Port, value: ArrayLike, count: int) -> NDArray[Any]:
+def to_words(port: Port, value: ArrayLike, count: int) -> NDArray[Any]:
     """`value` as a contiguous array of `count` rows in Verilator's layout: bits above the port's width are zero.
 
     Raises ValueError for a wrong shape, a type that is no integer, or a value that the port cannot hold.

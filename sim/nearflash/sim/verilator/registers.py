@@ -8,7 +8,7 @@ stores it and copies it. Here both become one clocked block, and a branch that i
 import re
 from collections import Counter
 
-__all__ = ["clocked_registers"]
+__all__ = ["clock_registers"]
 
 _NAME = r"\\\S+ |(?<![\w'\\$])[A-Za-z_]\w*"
 _IDENTIFIER = re.compile(_NAME)
@@ -22,7 +22,7 @@ _REGISTER = re.compile(rf"^  always @\((posedge (?:{_NAME}))\)\n    ({_NAME}) <=
 _ASSIGNMENT = re.compile(rf"^( *)({_NAME})( *\[[^\]]*\])?( *)= (.*);\n", re.MULTILINE)
 
 
-def clocked_registers(verilog: str) -> str:
+def clock_registers(verilog: str) -> str:
     """The text with one clocked block for each register whose next value nothing else reads."""
     return _MODULE.sub(lambda module: _Module(module[0]).text(), verilog)
 
@@ -35,10 +35,10 @@ class _Module:
         self._merged: set[str] = set()
 
     def text(self) -> str:
-        text = _NEXT.sub(self._clocked, self._verilog)
+        text = _NEXT.sub(self._clock, self._verilog)
         return _REGISTER.sub(lambda match: "" if match[3].strip() in self._merged else match[0], text)
 
-    def _clocked(self, block: re.Match[str]) -> str:
+    def _clock(self, block: re.Match[str]) -> str:
         targets = [match[2].strip() for match in _ASSIGNMENT.finditer(block[1])]
         register = self._registers.get(targets[0]) if targets else None
         statements = len(re.findall(r"[^/];$", block[1], re.MULTILINE))  # not `/* empty */;`

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearflash.sim.stalls import SimulationTimeout, Stall, StallPattern, UnexpectedItems, find_stalls, waiting_text
 from nearflash.sim.verilator.build import build_library
-from nearflash.sim.verilator.ports import accessors, checked, pointers, row_count, sign_extended
+from nearflash.sim.verilator.ports import accessors, pointers, row_count, sign_extended, to_words
 from nearflash.sim.verilog import Design, Port, convert
 
 __all__ = ["Devices", "StreamUnit"]
@@ -137,7 +137,7 @@ class StreamUnit:
             (_End * len(arrays))(*(_End.of(array, pattern.of(name, is_source=fills)) for name, array in arrays.items()))
             for arrays, fills in ((fed, True), (results, False))
         )
-        held = [checked(port, (hold or {}).get(name, _zero(port)), 1) for name, port in self.held.items()]
+        held = [to_words(port, (hold or {}).get(name, _zero(port)), 1) for name, port in self.held.items()]
         longest = max((end.count for end in (*sources, *sinks)), default=0)
         limit = 1000 + 200 * longest if timeout_cycles is None else timeout_cycles
         numbers = (ctypes.c_uint64(number) for number in (limit + quiet_cycles, quiet_cycles, seed))
@@ -168,7 +168,7 @@ def _visitor(function: str, streams: Mapping[str, Port]) -> str:
 def _rows(port: Port, values: ArrayLike) -> NDArray[Any]:
     if np.size(values) == 0:
         return _empty(port, 0)
-    return checked(port, values, row_count(port, values))
+    return to_words(port, values, row_count(port, values))
 
 
 def _empty(port: Port, count: int) -> NDArray[Any]:

@@ -6,7 +6,7 @@ software: five operations a bit, in each of the many rounders.
 
 import re
 
-__all__ = ["shifted_masks"]
+__all__ = ["shift_masks"]
 
 _BITS_MIN = 4
 """Of a mask for which a shift is shorter."""
@@ -17,7 +17,7 @@ _COMPARISON = re.compile(rf"^  assign ({_NAME}) *= ({_NAME}) *> \d+'h([0-9a-f]+)
 _BITS = re.compile(rf"\{{ ({_NAME} *(?:, {_NAME} *)+)\}}")
 
 
-def shifted_masks(verilog: str) -> str:
+def shift_masks(verilog: str) -> str:
     """The text with `~(ones << n)` for each `{ ..., n > 2, n > 1, n > 0 }`."""
     return _MODULE.sub(lambda module: _masks(module[0]), verilog)
 

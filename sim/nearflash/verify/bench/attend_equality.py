@@ -21,7 +21,7 @@ from nearflash.model.attention.memory.settings import Addresses
 from nearflash.model.attention.random_vectors import MODES, random_mode_vector
 from nearflash.model.attention.vectors import TestVector, differences
 from nearflash.sim.verilator.device import VerilatorDevice
-from nearflash.sim.verilator.heads import placed
+from nearflash.sim.verilator.heads import place_heads
 from nearflash.sim.verilator.kernel import MemoryModel
 
 __all__ = ["ORDERS", "STALL_PERCENTS", "equality_rows", "random_heads"]
@@ -93,7 +93,7 @@ def _compare(batch: tuple[Sequence[_Named], Sequence[_Way]]) -> list[tuple[tuple
     for head in heads:
         by_contexts.setdefault(_contexts(config, head[1]), []).append(head)
     for (order, stall), (contexts, some) in product(ways, by_contexts.items()):
-        with placed(_device, (vector for _, vector in some), turn=order) as operands:
+        with place_heads(_device, (vector for _, vector in some), turn=order) as operands:
             _device.kernel.configure(MemoryModel(stall_percent=stall, seed=stall + order))
             outputs = attend(_device, operands, contexts=contexts, watchdog_cycles=1_000_000).heads
             results += [

@@ -18,7 +18,7 @@ from nearflash.device.drivers.attend import attend
 from nearflash.model.attention.random_vectors import MODES, random_mode_vector
 from nearflash.model.attention.vectors import differences
 from nearflash.sim.verilator.device import VerilatorDevice
-from nearflash.sim.verilator.heads import placed
+from nearflash.sim.verilator.heads import place_heads
 
 __all__ = ["BIT_ERROR_RATES", "error_rows"]
 
@@ -31,7 +31,7 @@ def error_rows(tokens: int = 512, seed: int = 1) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     vectors = [random_mode_vector(rng, mode, 128, group, tokens, PageTag(index, group, index))
              for index, mode in enumerate(MODES) for group in (1, 2)]  # fmt: skip
-    with VerilatorDevice(attend_config(CONFIG), memory_bytes=1 << 26) as device, placed(device, vectors) as heads:
+    with VerilatorDevice(attend_config(CONFIG), memory_bytes=1 << 26) as device, place_heads(device, vectors) as heads:
         for rate in BIT_ERROR_RATES:
             for index, channel in enumerate(device.kernel.channels):
                 channel.configure(replace(channel.model, bit_error_rate=rate, seed=index))

@@ -23,7 +23,7 @@ from nearflash.model.attention.vectors import TestVector, differences
 from nearflash.sim.nand.channel import NandModel
 from nearflash.sim.nand.parts import nand_part
 from nearflash.sim.verilator.device import VerilatorDevice
-from nearflash.sim.verilator.heads import completion_records, page_settings, placed
+from nearflash.sim.verilator.heads import completion_records, page_settings, place_heads
 from nearflash.verify.bench.attend_events import Load, simulate
 
 __all__ = ["EVENTS", "RTL", "Point", "performance_rows"]
@@ -100,7 +100,7 @@ def _measured(point: Point) -> dict[str, float]:
     model = NandModel(nand_part(point.part), config.luns, config.clock_hz)
     with (
         VerilatorDevice(config, nand=model, memory_bytes=_MEMORY_BYTES) as device,
-        placed(device, vectors) as heads,
+        place_heads(device, vectors) as heads,
     ):
         window = _Window(device, heads, point.contexts)
         figures, results = window.run(), window.results()

@@ -21,7 +21,7 @@ from cocotb_tools.runner import Verilator
 from nearflash.abi.errors import ConfigError
 from nearflash.sim.verilator.build import BuildError, machine, verilator_root
 from nearflash.sim.verilog import TOP, Design, convert
-from nearflash.support.cache import cached, locked
+from nearflash.support.cache import build_once, hold_lock
 
 __all__ = ["Result", "find_testbenches", "run_testbench"]
 
@@ -84,7 +84,7 @@ def run_testbench(
     _check_timeouts(testbench)
     design = convert(testbench.component(**(parameters or {})))
     parts = [machine(), design.digest, repr(_FLAGS), str(waves)]
-    folder = cached(f"cocotb-{unit}", parts, lambda work: _build(design, work, waves))
+    folder = build_once(f"cocotb-{unit}", parts, lambda work: _build(design, work, waves))
     settings = {
         "NEARFLASH_PARAMETERS": json.dumps(dict(parameters or {})),
         "NEARFLASH_INPUTS": json.dumps([port.name for port in design.ports if port.is_input]),
@@ -92,7 +92,7 @@ def run_testbench(
     }
     run = folder / "run"
     log, results = run / "run.log", run / "results.xml"
-    with locked(folder / "run.lock"), _environment(settings):
+    with hold_lock(folder / "run.lock"), _environment(settings):
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir()
         try:
