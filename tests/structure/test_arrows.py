@@ -256,7 +256,7 @@ def test_lean_packages_name_no_other_third_party(modules):
         ("import nearflash.abi.kernel.commands, nearflash.abi.emit", ["numpy", "torch", "amaranth"]),
         (
             "import nearflash.device, nearflash.device.backends.host.update, nearflash.device.replay",
-            ["torch", "amaranth", "numba"],
+            ["torch", "amaranth"],
         ),
         ("from nearflash.device import available_devices; available_devices()", ["torch", "amaranth", "nearflash.sim"]),
         ("import nearflash.cli.main", ["torch", "amaranth", "numpy"]),

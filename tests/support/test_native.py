@@ -68,6 +68,12 @@ def test_a_wheels_library_needs_no_compiler(make_source, monkeypatch):
     native._compiler_version.cache_clear()
 
 
+def test_importing_builds_nothing(own_cache):
+    modules = "nearflash.device, nearflash.device.backends.host.update, nearflash.device.backends.host.matrix"
+    subprocess.run([sys.executable, "-c", f"import {modules}"], env=dict(os.environ), timeout=60, check=True)
+    assert not own_cache.exists()
+
+
 def test_an_error_in_the_source_names_its_line(make_source):
     with pytest.raises(CompileError, match=r"source.cpp:2:\d+: .*missing"):
         load_library(make_source("// nothing\nint x = missing;\n"))

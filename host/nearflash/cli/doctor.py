@@ -30,7 +30,7 @@ _OPEN_FILES = 1024
 _FREE_BYTES = 20 << 30
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "fuse", "fuse.sshfs", "9p", "virtiofs", "ceph", "lustre"}
-_TOOLS = ("numpy", "crc32c", "torch", "transformers", "safetensors", "accelerate", "numba", "scipy", "triton")
+_TOOLS = ("numpy", "crc32c", "torch", "transformers", "safetensors", "accelerate", "scipy", "triton")
 
 
 @dataclass(frozen=True)

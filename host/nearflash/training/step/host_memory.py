@@ -6,18 +6,16 @@ Addresses and lengths are int64; what lies there must be checked before (`is_pla
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from nearflash.training.step.compiled import compile_loop
+from nearflash.support.native import find_address, load_library
 
-__all__ = ["KEYS", "RUN", "WORD_BYTES", "Row", "copy_all", "is_plain", "sums_of", "widen_bf16"]
+__all__ = ["KEYS", "RUN", "WORD_BYTES", "Row", "copy_all", "is_plain", "load_tensor_loops", "sums_of", "widen_bf16"]
 
 RUN = 1 << 10
 """Words that share a factor of the fingerprint."""
@@ -40,40 +38,16 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _pointer(bits: int, kind: Any) -> Any:
-    @intrinsic
-    def pointer(_: Any, address: Any) -> Any:
-        """Array at an int64 address, for `carray`."""
-        signature = types.CPointer(kind)(types.int64)
-        return signature, lambda _, builder, __, given: builder.inttoptr(given[0], ir.IntType(bits).as_pointer())
-
-    return pointer
-
-
-_halfwords, _words = _pointer(16, types.uint16), _pointer(32, types.uint32)
-
-
-@compile_loop
-def _pass(table: Any, keys: Any, sums: Any) -> None:
-    for row in range(len(table)):
-        source, target, words, first = table[row]
-        total, offset = np.uint64(0), 0
-        while offset < words:
-            run, phase = divmod(first + offset, RUN)
-            length, part = min(RUN - phase, words - offset), np.uint64(0)
-            x, k = carray(_words(source + offset * WORD_BYTES), (length,)), keys[phase : phase + length]
-            if target:
-                y = carray(_words(target + offset * WORD_BYTES), (length,))
-                for i in range(length):
-                    word = x[i]
-                    y[i] = word
-                    part += np.uint64(word) * np.uint64(k[i])
-            else:
-                for i in range(length):
-                    part += np.uint64(x[i]) * np.uint64(k[i])
-            total += part * np.uint64(2 * run + 1)
-            offset += length
-        sums[row] = total
+@cache
+def load_tensor_loops() -> ctypes.CDLL:
+    """The functions of tensors.cpp. Raises CompileError, ConfigError."""
+    loops = load_library(Path(__file__).with_name("tensors.cpp"))
+    address, whole = ctypes.c_void_p, ctypes.c_int64
+    for function in (loops.sum_floats, loops.sum_bf16s):
+        function.argtypes, function.restype = [address, whole, address, whole, address], ctypes.c_uint64
+    loops.copy_all_words.argtypes, loops.copy_all_words.restype = [address, whole, address, address], None
+    loops.widen_bf16s.argtypes, loops.widen_bf16s.restype = [address, whole, address], None
+    return loops
 
 
 def sums_of(table: Sequence[Row]) -> list[int]:
@@ -83,9 +57,10 @@ def sums_of(table: Sequence[Row]) -> list[int]:
     """
     sums = np.empty(len(table), np.uint64)
     if table:
-        _pass(np.array(table, np.int64), KEYS, sums)
-    results: list[int] = sums.tolist()
-    return results
+        rows = np.array(table, np.int64)
+        load_tensor_loops().copy_all_words(find_address(rows), len(rows), find_address(KEYS), find_address(sums))
+    found: list[int] = sums.tolist()
+    return found
 
 
 def copy_all(table: Sequence[tuple[int, int, int]]) -> None:
@@ -94,13 +69,6 @@ def copy_all(table: Sequence[tuple[int, int, int]]) -> None:
         ctypes.memmove(target, source, size_bytes)  # without Python's lock
 
 
-@compile_loop
-def _widen(source: Any, out: Any) -> None:
-    x = carray(_halfwords(source), (out.size,))
-    for i in range(out.size):
-        out[i] = np.uint32(x[i]) << np.uint32(16)
-
-
 def widen_bf16(source: int, out: NDArray[np.float32]) -> None:
     """Write the bf16 numbers at an address as fp32, exactly."""
-    _widen(source, out.view(np.uint32))
+    load_tensor_loops().widen_bf16s(source, out.size, find_address(out))

@@ -7,10 +7,9 @@ number of threads nor on the devices. Tensors on a GPU sum their squares there, 
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.abi.formats import fp32_round
+from nearflash.support.native import find_address
 from nearflash.support.threads import set_ieee_arithmetic
-from nearflash.training.step.compiled import bf16_number, compile_loop, pattern
 from nearflash.training.step.fingerprint import KEYS, MODULUS, RUN, fingerprint
+from nearflash.training.step.host_memory import load_tensor_loops
 from nearflash.training.step.parameters import FlatParameters, dtype_name
 from nearflash.training.step.requirements import check_gradient
 
@@ -105,55 +105,12 @@ def _sums(marked: bool, block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[n
     """Sums of the squares of each run of block number `place`, and its part of the tensor's fingerprint."""
     _, offset, part = block
     bf16 = part.dtype is torch.bfloat16
-    values = (part.contiguous().view(torch.int16) if bf16 else part.float()).numpy()
+    values = (part.contiguous().view(torch.int16) if bf16 else part.float().contiguous()).numpy()
     sums = np.empty(-(-values.size // RUN), np.float64)
-    mark = int(_run_sums(bf16, marked)(values, sums, KEYS, offset * (BLOCK // RUN)))
+    loop = load_tensor_loops().sum_bf16s if bf16 else load_tensor_loops().sum_floats
+    keys = find_address(KEYS) if marked else None
+    mark = int(loop(find_address(values), values.size, keys, offset * (BLOCK // RUN), find_address(sums)))
     return sums, mark << 16 if bf16 else mark  # an fp32 number has bf16's bits above 16 zeros
-
-
-@cache
-def _run_sums(bf16: bool, marked: bool) -> Callable[..., int]:
-    """The loop, of fp32 numbers or of bf16 patterns: fills `sums`, gives the fingerprint, 0 where none is wanted."""
-    eighth = RUN // 8
-
-    @compile_loop
-    def square(value: Any) -> Any:
-        wide = np.float64(bf16_number(value) if bf16 else value)
-        return wide * wide
-
-    @compile_loop
-    def word(value: Any) -> Any:
-        return np.uint64(np.uint16(value) if bf16 else np.uint32(pattern(value)))
-
-    def loop(values: Any, sums: Any, keys: Any, first_run: Any) -> Any:
-        full, part = np.empty(RUN, values.dtype), np.empty(eighth, np.float64)
-        mark = np.uint64(0)
-        for run in range(sums.size):
-            x = values[run * RUN : (run + 1) * RUN]
-            if x.size < RUN:
-                full[: x.size] = x
-                full[x.size :] = 0
-                x = full
-            # The first three halvings at once, in registers.
-            for i in range(eighth):
-                a, b, c = square(x[i]), square(x[i + eighth]), square(x[i + 2 * eighth])
-                d, e, f = square(x[i + 3 * eighth]), square(x[i + 4 * eighth]), square(x[i + 5 * eighth])
-                g, h = square(x[i + 6 * eighth]), square(x[i + 7 * eighth])
-                part[i] = ((a + e) + (c + g)) + ((b + f) + (d + h))
-            half = eighth // 2
-            while half:
-                for i in range(half):
-                    part[i] += part[half + i]
-                half //= 2
-            sums[run] = part[0]
-            if marked:
-                words = np.uint64(0)
-                for i in range(RUN):
-                    words += word(x[i]) * np.uint64(keys[i])
-                mark += words * np.uint64(2 * (first_run + run) + 1)
-        return mark
-
-    return compile_loop(loop)
 
 
 def _nonfinite(gradient: torch.Tensor | None) -> int:
