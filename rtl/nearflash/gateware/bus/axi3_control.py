@@ -76,6 +76,7 @@ class Axi3ControlBridge(wiring.Component):
     def _check(self, m: Module, burst: Any) -> None:
         """Find the error that a kept burst is answered with: it is inside where it begins there and ends no later."""
         bits = self.address_bits
+        # `last` has a carry above `bits`: a burst may not run over the end of the range.
         last = burst.address[:bits] + Mux(burst.kind == AxiBurst.FIXED, 0, burst.left << burst.size)
         inside = (burst.address[bits:] == self.base_address >> bits) & (last[bits:] == 0)
         m.d.sync += burst.error.eq(
@@ -113,6 +114,7 @@ class Axi3ControlBridge(wiring.Component):
                 with m.If(refused | port.arready):
                     m.next = "RESPOND"
             with m.State("RESPOND"):
+                # A refused burst has its beats, too: AXI asks for all of them.
                 m.d.comb += [bus.rvalid.eq(refused | port.rvalid), port.rready.eq(~refused & bus.rready)]
                 with m.If(bus.rvalid & bus.rready):
                     self._step(m, burst)
@@ -141,6 +143,7 @@ class Axi3ControlBridge(wiring.Component):
                 with m.If(bus.wvalid):
                     m.next = "WRITE"
             with m.State("WRITE"):
+                # Two channels, taken in any order: each is offered until it was taken, and never again.
                 m.d.comb += [port.awvalid.eq(~refused & ~address_sent), port.wvalid.eq(~refused & ~data_sent)]
                 with m.If(port.awready):
                     m.d.sync += address_sent.eq(1)
@@ -150,9 +153,11 @@ class Axi3ControlBridge(wiring.Component):
                     m.next = "RESPONSE"
             with m.State("RESPONSE"):
                 response = Mux(refused, burst.error, port.bresp)
+                # The port answers each word: without its response the next one may not go.
                 m.d.comb += port.bready.eq(~refused)
                 with m.If(refused | port.bvalid):
                     self._step(m, burst)
+                    # One response for the whole burst: the worst one, by AXI's numbers.
                     m.d.sync += worst.eq(Mux(response > worst, response, worst))
                     m.next = "DATA"
                     with m.If(burst.left == 0):

@@ -71,6 +71,7 @@ class KernelControl(wiring.Component):
                 with m.Case(offsets["control"]):
                     m.d.sync += [
                         control.auto_restart.eq(written.auto_restart),
+                        # Only set, as AMD's kernels do: a host that writes 0 does not stop a kernel.
                         control.ap_start.eq(control.ap_start | written.ap_start),
                         control.ap_done.eq(control.ap_done & ~written.ap_continue),
                     ]
@@ -79,6 +80,7 @@ class KernelControl(wiring.Component):
                 with m.Case(offsets["interrupt_mask"]):
                     m.d.sync += Cat(mask.done, mask.ready).eq(self.write_data)
                 with m.Case(offsets["interrupt_status"]):
+                    # Toggle on write, as in AMD's block: a host writes back what it has read.
                     m.d.sync += Cat(status.done, status.ready).eq(Cat(status.done, status.ready) ^ self.write_data)
 
         shown = Signal.like(control)
@@ -88,6 +90,7 @@ class KernelControl(wiring.Component):
                 with m.Case(offsets[name]):
                     m.d.comb += self.read_data.eq(shown if name == "control" else word)
         with m.If(self.read & (self.read_offset == offsets["control"])):
+            # Cleared by reading; a command that ends in this cycle is set below, and is not lost.
             m.d.sync += [control.ap_done.eq(0), control.ap_ready.eq(0)]
 
         m.d.comb += self.start.eq(control.ap_start & ~running & (~control.ap_done | control.auto_restart))

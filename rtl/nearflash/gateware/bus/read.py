@@ -110,6 +110,7 @@ class BurstReader(wiring.Component):
         # AR: a burst goes out when all of its beats have a place; they keep it, so a register may say so.
         drive_address(m, bus, "ar", burst)
         m.d.comb += [
+            # AXI's length is one less than the beats.
             room.eq(burst.length < free_beats),
             bus.arvalid.eq(fits & bursts.i.ready),
             requested.eq(bus.arvalid & bus.arready),
@@ -131,6 +132,7 @@ class BurstReader(wiring.Component):
         wiring.connect(m, queue.o, wiring.flipped(self.o))
         m.d.comb += popped.eq(self.o.valid & self.o.ready)
         m.d.sync += [
+            # Not right behind a request, whose places are not counted yet.
             fits.eq(split.o.valid & room & ~requested),
             free_beats.eq(subtract_beats(free_beats, requested, burst, popped)),
         ]

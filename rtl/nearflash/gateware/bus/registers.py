@@ -67,12 +67,15 @@ class RegisterFile(wiring.Component):
         m.submodules.control = control = KernelControl(self.registers)
         write, read = Signal(), Signal()
         m.d.comb += [
+            # Both channels at once, so that no half of a write has to be kept; and not over a response that waits.
             write.eq(bus.awvalid & bus.wvalid & (~bus.bvalid | bus.bready)),
             bus.awready.eq(write),
             bus.wready.eq(write),
+            # A read may come as the one before leaves: a word a cycle.
             bus.arready.eq(~bus.rvalid | bus.rready),
             read.eq(bus.arvalid & bus.arready),
         ]
+        # A new response in this cycle is written below and wins.
         with m.If(bus.bready):
             m.d.sync += bus.bvalid.eq(0)
         with m.If(write):
@@ -115,6 +118,7 @@ class RegisterFile(wiring.Component):
         m.d.sync += bus.rresp.eq(AxiResponse.OKAY)
         with m.Switch(bus.araddr[2:]):
             with m.Case(*self._control_indices()):
+                # Reading has an effect here (done is cleared on read): once, in the cycle in which it is taken.
                 m.d.comb += control.read.eq(1)
                 m.d.sync += bus.rdata.eq(control.read_data)
             for register in (*self._writable, *self._readable):

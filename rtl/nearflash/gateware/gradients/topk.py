@@ -103,6 +103,7 @@ class TopKExpander(wiring.Component):
             wiring.connect(m, source, sink)
         m.d.comb += [
             begin.eq(self.i_command.valid & self.i_command.ready),
+            # Not before the last group has left: what a bad stream left inside is reset with the next command.
             self.i_command.ready.eq(self.idle),
             header.i_command.payload.eq(self.i_command.payload),
             header.i_command.valid.eq(begin),
@@ -111,6 +112,7 @@ class TopKExpander(wiring.Component):
             self.idle.eq(header.i_command.ready & check.idle & merge.idle),
             self.fault.eq(check.fault),
             check.more.eq(header.more),
+            # One place less than there are: a tile may be on its way when this is looked at.
             check.room.eq(tiles.level < _TILES - 1),
             rows.value_format.eq(header.o_start.payload.value_format),
             crc.enable.eq(self.i.valid & self.i.ready),

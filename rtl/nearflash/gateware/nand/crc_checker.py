@@ -56,9 +56,11 @@ class CrcChecker(wiring.Component):
 
         m.d.comb += [
             last.eq(number == TAGGED_BEATS - 1),
+            # The last word is the CRC: it goes to the verdicts, and not into the queue.
             self.i.ready.eq(Mux(last, verdicts.i.ready, content.i.ready)),
             taken.eq(self.i.valid & self.i.ready),
             content.i.payload.eq(beat.data),
+            # The page tag is checked, and stays here.
             content.i.valid.eq(self.i.valid & ~last & (number >= 2)),
             crc.data.eq(beat.data),
             crc.first.eq(number == 0),
@@ -71,6 +73,7 @@ class CrcChecker(wiring.Component):
         verdict = verdicts.i.payload
         m.d.comb += [
             wrong.eq(crc.o != beat.data[:32]),
+            # BCH may "correct" to another codeword: after a correction a wrong CRC is no misdirected page.
             verdict.uncorrectable.eq(beat.uncorrectable | (beat.corrected & wrong)),
             verdict.misdirected.eq(wrong & ~beat.corrected & ~beat.uncorrectable),
             verdicts.i.valid.eq(self.i.valid & last),

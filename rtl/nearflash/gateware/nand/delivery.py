@@ -47,6 +47,7 @@ class Delivery(wiring.Component):
         only = Signal()  # this is the run's last codeword
         m.d.comb += [
             self.i.ready.eq(~active),
+            # A failed run has no data to wait for; it gives zeros, so that counts downstream hold.
             self.o.valid.eq(active & (self.read.valid | run.failed)),
             self.read.ready.eq(active & self.o.ready & ~run.failed),
             moves.eq(self.o.valid & self.o.ready),
@@ -59,6 +60,7 @@ class Delivery(wiring.Component):
             self.o.payload.place.eq(run.run.place),
             *(self.o.payload[name].eq(run[name]) for name in ("lun", "row", "failed")),
         ]
+        # Loaded whenever it is free: `active` alone says whether that was an item.
         with m.If(self.i.ready):
             m.d.sync += [run.eq(self.i.payload), active.eq(self.i.valid)]
         with m.If(moves):

@@ -70,6 +70,7 @@ class ErrorCorrection(wiring.Component):
         room, whole = Signal(range(_SLOTS + 1), init=_SLOTS), Signal(range(_SLOTS + 1))
         takes, fills, fetches, frees = Signal(), Signal(), Signal(), Signal()
         for count, up, down in ((room, frees, takes), (whole, fills, fetches)):
+            # Up and down in one cycle cancel each other.
             with m.If(up != down):
                 m.d.sync += count.eq(Mux(up, count + 1, count - 1))
         self._receive(m, scrambler.o, ring.write_port(), verdicts.i, room != 0, takes, fills)
@@ -116,6 +117,7 @@ class ErrorCorrection(wiring.Component):
         sent, sending = Signal(range(_SYNDROME_BEATS)), Signal()
         m.d.sync += ends.eq((ends << 1) | last)
         with m.If(last):
+            # One register for it: the next codeword's last beat is RAW_BEATS away, its verdict comes long before.
             m.d.sync += copy_failed.eq(failed)
         with m.If(ends[-3]):
             m.d.sync += copy.eq(syndromes.o)
@@ -125,6 +127,7 @@ class ErrorCorrection(wiring.Component):
             verdicts.payload.failed.eq(copy_failed),
             verdicts.valid.eq(ends[-1]),
             waiting.i.payload.eq(copy.word_select(sent, _BEAT_BITS)),
+            # Ready is not asked: the queue has room for every codeword that may have a verdict open.
             waiting.i.valid.eq(sending),
         ]
         with m.If(ends[-1] & verdicts.payload.dirty):
@@ -145,6 +148,7 @@ class ErrorCorrection(wiring.Component):
             read.en.eq(((asked != 0) | some) & (~words.valid | words.ready)),
             words.payload.eq(read.data),
             fetches.eq(read.en & (asked == 0)),
+            # The slot is written a cycle later at the earliest: `room` is a register.
             frees.eq(read.en & last),
         ]
         with m.If(~words.valid | words.ready):

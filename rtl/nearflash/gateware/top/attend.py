@@ -152,6 +152,7 @@ class AttendKernel(wiring.Component):
             tokens.plan_context.eq(prepare.o.payload.select.context),
             tokens.plan.eq(prepare.o.payload.token),
             finish.i_alpha.payload.eq(alpha.payload),
+            # Finish listens; the context table takes the item, so that both see it once.
             finish.i_alpha.valid.eq(alpha.valid & alpha.ready),
             Cat(selection.i_scale.valid, selection.i_scale.write).eq(Cat(prepare.scale_valid, prepare.scale)),
         ]
@@ -215,6 +216,7 @@ class AttendKernel(wiring.Component):
         if not self.config.luns:
             connect_channels(m, self._finish.write_bus, self.m_axi_gmem0)
         m.d.comb += [part.clear.eq(self._batch.begin) for part in (*readers, self._finish)]
+        # Any reader's error counts against every head that ends while it stands.
         m.d.comb += self._contexts.memory_error.eq(Cat(reader.error.seen for reader in readers).any())
 
     def _connect_mover(self, m: Module) -> None:
@@ -233,6 +235,7 @@ class AttendKernel(wiring.Component):
             mover.i.valid.eq(batch.o.valid & batch.pages),
             batch.o.ready.eq(Mux(batch.pages, mover.i.ready, prepare.i.ready)),
         ]
+        # The write channels have one user a batch: no arbiter, and no order between their responses.
         with m.If(batch.pages):
             m.d.comb += [batch.ended.eq(mover.ended), batch.lost.eq(mover.lost), batch.error.eq(mover.error)]
             connect_channels(m, mover.write_bus, self.m_axi_gmem0)
@@ -293,5 +296,6 @@ class AttendKernel(wiring.Component):
         m.d.comb += asked.eq(
             (memory.valid & memory.ready & (memory.payload.channel == index)) | (nand.valid & nand.ready)
         )
+        # Asked and begun in one cycle cancel each other.
         m.d.sync += pages.eq(pages + asked - self._channels[index].events.page)
         return pages != 0

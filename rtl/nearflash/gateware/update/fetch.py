@@ -136,6 +136,7 @@ class Fetch(wiring.Component):
             idle.append(reader.idle)
             if reader is not source:  # a StateReader's groups come from registers
                 shown = self._queue(m, name, source.o)
+                # A queue that is not empty still has groups of this command.
                 idle.append(~shown.valid)
             self._present(m, index, shown, getattr(join.i, name))
 
@@ -143,11 +144,13 @@ class Fetch(wiring.Component):
             self.idle.eq(Cat(idle).all()),
             self.o.valid.eq(join.o.valid),
             join.o.ready.eq(self.o.ready),
+            # All arrays have as many groups: the end of one is that of all.
             self.o.payload.last.eq(join.o.payload.g.last),
         ]
         for lane in range(config.lanes):
             for index, name in enumerate(INPUTS):
                 word = join.o.payload[name].data.word_select(lane, FP32.bits)
+                # Whatever an absent array's queue shows counts as zeros.
                 m.d.comb += self.o.payload.lanes[lane][name].eq(word & ~self.absent[index].replicate(FP32.bits))
         return m
 
@@ -162,6 +165,7 @@ class Fetch(wiring.Component):
             words = command.payload.stream_bytes[WORD_BYTES.bit_length() - 1 :]  # whole ones, as the source takes
             beats = Mux(command.payload.topk, pieces(words, config.port_bytes // WORD_BYTES), beats)
         m.d.comb += [
+            # The copy for an absent array is taken at once (`ready` below): a fork waits for the last one.
             reader.i_command.valid.eq(command.valid & ~self.absent[index]),
             reader.i_command.payload.address.eq(command.payload.address[index]),
             reader.i_command.payload.beats.eq(beats),

@@ -96,6 +96,7 @@ class GradientSource(wiring.Component):
             expander.i_command.payload.stream_bytes.eq(command.payload.stream_bytes),
             count.valid.eq(taken & command.payload.topk),
             count.payload.eq(command.payload.stream_bytes >> (WORD_BYTES.bit_length() - 1)),
+            # Of a dense command the expander's fault is an old one.
             self.fault.eq(Mux(topk, expander.fault, StreamFault.NONE)),
             self.idle.eq(expander.idle),
             self.i.ready.eq(Mux(topk, words.ready, dense.i.ready)),
@@ -105,6 +106,7 @@ class GradientSource(wiring.Component):
         with m.If(self.o.valid & self.o.ready & self.o.payload.last):
             m.d.sync += busy.eq(0)
         with m.If(taken):
+            # A command without groups has no last one that would end it.
             m.d.sync += [topk.eq(command.payload.topk), busy.eq(command.payload.groups != 0)]
         for way, chosen in ((words, topk), (dense.i, ~topk)):
             m.d.comb += [way.valid.eq(self.i.valid & chosen), way.payload.eq(self.i.payload)]

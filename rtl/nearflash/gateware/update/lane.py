@@ -182,6 +182,7 @@ class Lane(wiring.Component):
 
     def _decay(self, path: Datapath, g: Timed, p: Timed) -> tuple[Timed, Timed]:
         """Weight decay: on the parameter (AdamW) or into the gradient (L2)."""
+        # Adding -0 changes nothing, not even a -0: +0 would turn it into +0.
         minus_zero = RAW.const({"sign": 1, "zero": 1})
         addend = select(self._chosen.decay_gradient, g.value, p.value)
         addend = select(self._chosen.decay_scale, minus_zero, addend)
@@ -207,6 +208,7 @@ class Lane(wiring.Component):
         """v' = v_decay·v + (v_gain·g)·g or + (g·g)·v_gain or, for a sign, + g·v_gain."""
         square_first, gain = self.program.v_square_first, self.scalars.v_gain
         factor = select(square_first, g.value, gain)
+        # A multiplication by one is exact: the product passes g on to Lion's average.
         factor = select(self._chosen.sign, ONE, factor)
         product = self._call(path, "product", a=g, b=Timed(factor, g.cycle))
         late_g = path.delay(g, product.cycle)
@@ -228,6 +230,7 @@ class Lane(wiring.Component):
         moment = Timed(select(self._chosen.sign, _sign(late_v), late_m), root.cycle)
         numerator = self._call(path, "numerator", a=moment, b=scalars.pre_scale)
         dividend = select(lookahead, denominator.value, path.delay(numerator, denominator.cycle))
+        # Rules without a quotient divide by one, which is exact: all rules have the same latency.
         divisor = select(self._chosen.ratio, denominator.value, ONE)
         quotient = self._call(
             path, "quotient", a=Timed(dividend, denominator.cycle), b=Timed(divisor, denominator.cycle)

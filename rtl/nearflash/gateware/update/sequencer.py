@@ -91,6 +91,7 @@ class Sequencer(wiring.Component):
 
         with m.FSM():
             with m.State("WAIT-START"):
+                # Errors of the last command are in status by now.
                 m.d.comb += self.clear.eq(1)
                 await_start(m, self)
             with m.State("CHECK"):
@@ -109,6 +110,7 @@ class Sequencer(wiring.Component):
                     m.next = "REPORT"
             with m.State("REPORT"):
                 status = Status.STREAM_HEADER - StreamFault.HEADER + self.stream_fault
+                # First, so that a bus error, which explains a broken stream, wins.
                 report(m, self, self.stream_fault != StreamFault.NONE, status, values.g_address)
                 self._report(m, [(error, Status.READ_ERROR) for error in self.fetch_error])
                 self._report(m, [(error, Status.WRITE_ERROR) for error in self.store_error], after_reads=True)
@@ -122,6 +124,7 @@ class Sequencer(wiring.Component):
         m.next = "COMMAND-STORE"
         inputs = [(name, values[f"{name}_address"]) for name in INPUTS]
         outputs = [(name, values[f"{name}_out_address"]) for name in (*OUTPUTS[1:], OUTPUTS[0])]
+        # Reversed, as the last statement wins: the first array in order is reported.
         for name, address in reversed(inputs + outputs):
             wrong = self._check_alignment(name, address) & (copy if name == "copy" else 1)
             reject(m, self, wrong, Status.MISALIGNED, address)
@@ -132,6 +135,7 @@ class Sequencer(wiring.Component):
         if "mx8" in config.state_formats:
             part = (values.params % BLOCK_PARAMS != 0) | (values.first_param % BLOCK_PARAMS != 0)
             unsupported |= (program.state_format == StateFormat.MX8.code) & part
+        # After the addresses, and EMPTY after this: later reasons win.
         reject(m, self, unsupported, Status.UNSUPPORTED)
         reject(m, self, values.params == 0, Status.EMPTY)
 
@@ -144,6 +148,7 @@ class Sequencer(wiring.Component):
         return per_format(form, *off)
 
     def _report(self, m: Module, faults: Sequence[tuple[Any, Status]], *, after_reads: bool = False) -> None:
+        # Reads go before writes in the report.
         unseen = ~Cat(error.seen for error in self.fetch_error).any() if after_reads else 1
         for error, status in reversed(faults):
             report(m, self, error.seen & unseen, status, error.address)

@@ -83,6 +83,7 @@ class StateEncoder(wiring.Component):
         mx8 = self.form == StateFormat.MX8.code
         block, group = blocks.o.payload, blocks.o.payload.group
         dithered = dither.o.valid | (self.form == StateFormat.FP32.code)
+        # Room for the scale is asked before the group goes: group and scale leave in one cycle or not at all.
         scaled = scales.i.ready | ~block.end | ~mx8
         m.d.comb += [
             blocks.blocks.eq(mx8),
@@ -93,6 +94,7 @@ class StateEncoder(wiring.Component):
             blocks.o.ready.eq(credit.i.ready & dithered & scaled),
             dither.o.ready.eq(credit.i.ready & blocks.o.valid & scaled),
             scales.i.payload.data.eq(block.scale),
+            # Blocks are whole or discarded: a scale is written exactly where its last group is.
             scales.i.payload.strb.eq(group.strb.all()),
             scales.i.payload.last.eq(group.last),
             scales.i.valid.eq(credit.i.ready & blocks.o.valid & dithered & block.end & mx8),

@@ -71,11 +71,13 @@ def state_movers(m: Module, port: Any, command: Any, channel: Literal["r", "w"])
         elements.i_command.payload.beats.eq(_element_beats(command, config.port_bytes)),
         scales.i_command.payload.address.eq(command.scale_address),
         scales.i_command.payload.beats.eq(_scale_beats(command, config.port_bytes)),
+        # Both may have failed: of two errors the elements' is shown.
         port.error.eq(Mux(elements.error.seen, elements.error.as_value(), scales.error.as_value())),
         port.events.eq(elements.events),
         port.events.beat.eq(getattr(port.bus, f"{channel}valid") & getattr(port.bus, f"{channel}ready")),
     ]
     taken = elements.i_command.valid & elements.i_command.ready
+    # Movers are busy a cycle after they take a command: `idle` must not rise in between.
     m.d.sync += port.idle.eq(elements.idle & scales.idle & ~taken)
     return elements, scales
 
@@ -96,6 +98,7 @@ def state_gearboxes(m: Module, config: UpdateConfig, command: Any, kind: type[_G
 def _element_beats(command: Any, port_bytes: int) -> Value:
     offset_bits = (port_bytes - 1).bit_length()
     widths = [command.params << _HALVINGS - halved for halved in range(_HALVINGS + 1)]
+    # Beats that the range touches: its first element may lie within one.
     return pieces(per_format(command.form, *widths) + command.address[:offset_bits], port_bytes)
 
 

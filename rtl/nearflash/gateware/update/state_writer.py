@@ -100,6 +100,7 @@ class StateWriter(wiring.Component):
         """Taken when all can take it."""
         able, mx8 = Signal(), self.i_command.payload.state.form == StateFormat.MX8.code
         m.d.comb += [
+            # All or none: a part of them alone would have the command twice.
             able.eq(elements.i_command.ready & (scales.i_command.ready | ~mx8)),
             self.i_command.ready.eq(able),
             Cat(elements.i_command.valid, encoder.i_command.valid).eq((self.i_command.valid & able).replicate(2)),

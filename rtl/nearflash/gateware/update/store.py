@@ -107,7 +107,9 @@ class Store(wiring.Component):
         tail = Signal(range(lanes + 1))
         filled = Signal(lanes)
         m.d.comb += tail.eq(self.i_command.payload.params % lanes)
+        # A tail of 0 is a full last group, not an empty one.
         whole = Mux(self.i.payload.last & (tail != 0), (1 << tail) - 1, -1)
+        # Of the group at `i`: a fork shows it to each output until all of them have it.
         m.d.comb += filled.eq(Mux(self.discard, 0, whole))
 
         writers = []
@@ -155,6 +157,7 @@ class Store(wiring.Component):
             widen.i.payload.data.eq(Cat(lane[name] for lane in group.payload.lanes)),
             widen.i.payload.strb.eq(filled),
             widen.i.payload.last.eq(group.payload.last),
+            # An output that is not wanted takes its copy of each group at once: a fork waits for the last one.
             group.ready.eq(widen.i.ready | ~wanted),
             writer.i.valid.eq(widen.o.valid),
             writer.i.payload.data.eq(widen.o.payload.data),

@@ -95,6 +95,7 @@ class Dequantizer(wiring.Component):
         plain, present, last = (
             delay(m, value, pipeline.core_latency) for value in (beat.data, beat.present, beat.last)
         )
+        # Codes wait for the scale's unpacker, minima for the product.
         codes = delay(m, beat.data, scale.LATENCY)
         addend = delay(m, minimum.o, self._lanes[0][0].LATENCY)
         m.d.comb += [
@@ -113,6 +114,7 @@ class Dequantizer(wiring.Component):
                 add.b.eq(addend),
                 narrow.i.eq(add.o),
                 narrow.bf16.eq(self.bf16),
+                # An absent element is 0, not the minimum that its code 0 would give.
                 o.eq(Mux(self.scaled, Mux(present[k], narrow.o, 0), element)),
             ]
         wiring.connect(m, pipeline.o, wiring.flipped(self.o))
@@ -129,6 +131,7 @@ class Dequantizer(wiring.Component):
             pipeline.i.payload.beat.eq(self.i.payload),
             pipeline.i.payload.group.eq(self.i_scale.payload),
             self.i.ready.eq(pipeline.i.ready & able),
+            # One scale for many beats: it is kept until the group's last one.
             self.i_scale.ready.eq(pipeline.i.ready & self.i.valid & self.scaled & end),
         ]
         with m.If(self.i.valid & self.i.ready):

@@ -92,10 +92,12 @@ class MatrixParser(wiring.Component):
                     now.words.all.eq(pieces(plan.bits, _BLOCK_BITS) << _log2(_BLOCK_BITS // self.port_bits)),
                     now.words.useful.eq(pieces(plan.bits, self.port_bits)),
                     now.part_begins.eq(1),
+                    # Only counted parts wait for the counter.
                     now.settle.eq(Mux(_is_counted(now.part), ones.LATENCY - 1, 0)),
                 ]
                 m.next = "CHECK"
             with m.State("CHECK"):
+                # In every cycle of CHECK: what the counter has of the part before is used by now.
                 m.d.comb += ones.begin.eq(1)
                 self._check(m, now)
             with m.State("PASS"):
@@ -113,6 +115,7 @@ class MatrixParser(wiring.Component):
                     with m.If((found != StreamFault.NONE) | ((now.part == Part.END) & (now.left.rows == 0))):
                         m.next = "DRAIN"
             with m.State("DRAIN"):
+                # The command's words are taken to the last: the reader has asked for all of them.
                 m.d.comb += self.i.ready.eq(now.left.words != 0)
                 with m.If(now.left.words == 0):
                     m.next = "WAIT-COMMAND"
@@ -146,6 +149,7 @@ class MatrixParser(wiring.Component):
             m.d.sync += [
                 now.left.words.eq(now.left.words - 1),
                 now.words.all.eq(now.words.all - 1),
+                # Stays at 0: padding follows the useful words of a block.
                 now.words.useful.eq(now.words.useful - now.words.useful.any()),
                 now.part_begins.eq(0),
             ]
@@ -172,6 +176,7 @@ class MatrixParser(wiring.Component):
 
     def _check(self, m: Module, now: "_Registers") -> None:
         """Whether the matrix has the part's words; before values, which are a row's last section, say the row."""
+        # Before the part's first word: no unit downstream gets a section that ends early.
         with m.If(now.words.all > now.left.words):
             m.d.sync += self.fault.eq(StreamFault.LENGTH)
             m.next = "DRAIN"
@@ -191,6 +196,7 @@ class MatrixParser(wiring.Component):
                 m.d.comb += o.payload.eq(self.i.payload)
                 with m.Case(section):
                     m.d.comb += o.valid.eq(self.i.valid & now.words.useful.any())
+                    # Padding goes nowhere and waits for no one.
                     m.d.comb += self.i.ready.eq(o.ready | ~now.words.useful.any())
 
     def _find_fault(self, m: Module, now: "_Registers", header: MatrixHeader, crc: Crc32c) -> Signal:
@@ -204,6 +210,7 @@ class MatrixParser(wiring.Component):
             with m.Case(Part.END):
                 more = now.left.words.any() | now.command.in_bytes[: _log2(SECTION_BYTES)].any()
                 m.d.comb += found.eq(Mux((now.left.rows == 0) & more, StreamFault.LENGTH, StreamFault.NONE))
+                # The later statement: a wrong checksum wins over a wrong length.
                 with m.If(now.first_word[:64] != Cat(now.group, crc.o)):
                     m.d.comb += found.eq(StreamFault.CHECKSUM)
         return found
@@ -219,6 +226,7 @@ class MatrixParser(wiring.Component):
                     now.part.eq(Mux(coded, Part.CODEBOOK, Part.BITMAP)),
                     now.message_begins.eq(1),
                     left.group_rows.eq(header.group_rows),
+                    # The header's own part begins group 0, each END the next one.
                     now.group.eq(now.group + (now.part == Part.END)),
                 ]
             with m.Case(Part.CODEBOOK):

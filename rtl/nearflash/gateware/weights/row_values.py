@@ -85,6 +85,7 @@ class RowValues(wiring.Component):
             self.o.payload.eq(values.o.payload.data | Mux(scaled, present, 0)),
             self.o.valid.eq(values.o.valid),
             values.o.ready.eq(self.o.ready),
+            # In a build without coded formats nobody wants the copy; below, CodedValues' queue decides.
             to_codebook.ready.eq(1),
         ]
         if parts:
@@ -116,6 +117,7 @@ class RowValues(wiring.Component):
         m.d.comb += [
             unpack.i_count.payload.eq(row.payload.escapes if section is Section.ESCAPES else row.payload.values),
             unpack.i_count.valid.eq(row.valid & wanted),
+            # Of a row without this section the copy is taken at once: it would hold the other sections back.
             row.ready.eq(unpack.i_count.ready | ~wanted),
         ]
         return unpack
@@ -129,6 +131,7 @@ class RowValues(wiring.Component):
         wiring.connect(m, codebooks.o, unit.i_codebook)
         bf16 = self.row_format == RowFormat.CODED_BF16
         fields, ends = planes[Section.CODES].o.payload.data, planes[Section.CODES].o.payload.last
+        # A row without values takes no codebook: the next row would get it.
         some = row.payload.values != 0
         m.d.comb += [
             unit.bf16.eq(bf16),

@@ -145,6 +145,7 @@ class RowExpander(wiring.Component):
         m.d.sync += scales.i_count.payload.eq(pieces(self.columns, SCALE_COLUMNS))
         m.d.comb += [
             scales.i_count.valid.eq(row.valid & scaled),
+            # Without scales the row passes: the other sections wait for this copy of it.
             row.ready.eq(scales.i_count.ready | ~scaled),
             dequantizer.scaled.eq(scaled),
             dequantizer.bf16.eq(self.bf16),

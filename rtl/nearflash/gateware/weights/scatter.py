@@ -58,6 +58,7 @@ def scatter_levels(m: Module, bits: Value, distances: list[Value]) -> list[Level
         for place, one in enumerate(there):
             for choice in range(min(choices, place // step + 1)):
                 came[place - choice * step].append((place, wire(m, one & (digits[place] == choice))))
+        # At most one of those that came is there: an OR is their multiplexer.
         there = [wire(m, Cat(here for _, here in each).any()) for each in came]
         distances = [wire(m, reduce(or_, (Mux(here, distances[place], 0) for place, here in each))) for each in came]
     return levels

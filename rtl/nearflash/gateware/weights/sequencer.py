@@ -104,6 +104,7 @@ class ExpandSequencer(wiring.Component):
     def _format(self, m: Module, known: Signal) -> None:
         """Row format of the arguments, where the build has it; registers, as arguments stand before `start`."""
         form = self.values.format
+        # Argument registers stand long before `start`: a register here costs no cycle.
         m.d.sync += known.eq(0)
         with m.Switch(Cat(form.element, form.coding, form.output)):
             for element in ElementFormat:
@@ -132,6 +133,7 @@ class ExpandSequencer(wiring.Component):
 
     def _report(self, m: Module) -> None:
         stream_status = Status.STREAM_HEADER - StreamFault.HEADER + self.stream_fault
+        # Before bus errors: the last one wins, and a read that failed explains a broken stream.
         report(m, self, self.stream_fault != StreamFault.NONE, stream_status, self.values.in_address)
         for error, status in ((self.write_error, Status.WRITE_ERROR), (self.read_error, Status.READ_ERROR)):
             report(m, self, error.seen, status, error.address)

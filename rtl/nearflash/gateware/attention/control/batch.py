@@ -67,6 +67,7 @@ class Batch(wiring.Component):
         with m.FSM():
             with m.State("WAIT-START"):
                 m.d.sync += [sent.eq(0), ended.eq(0), self.contexts_log2.eq(0)]
+                # The last that holds wins: the power of two not above `contexts`.
                 for log2 in range(1, self.config.contexts.bit_length()):
                     with m.If(values.contexts >> log2 != 0):
                         m.d.sync += self.contexts_log2.eq(log2)
@@ -74,6 +75,7 @@ class Batch(wiring.Component):
             with m.State("CHECK"):
                 m.d.comb += self.begin.eq(1)
                 m.next = "RUN"
+                # Of several reasons the last one named is reported.
                 for name, unit in (("completions", COMPLETION_BYTES), ("descriptors", DESCRIPTOR_BYTES)):
                     address = values[f"{name}_address"]
                     reject(m, self, address[: (unit - 1).bit_length()].any(), Status.MISALIGNED, address)

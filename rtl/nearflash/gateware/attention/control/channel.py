@@ -165,7 +165,9 @@ class Channel(wiring.Component):
         wiring.connect(m, wiring.flipped(port.program), nand.program)
         wiring.connect(m, nand.results, wiring.flipped(port.result))
         wiring.connect(m, checker.o_aside, wiring.flipped(port.sealed))
+        # `due` stands until the operation is taken; it is asked for once.
         operation, due = operations.o.payload, nand.due & ~asked
+        # A header passes together with its item of `wanted`, and after a program that is due.
         go = ~port.active | (port.wanted.ready & ~due)
         m.d.comb += [
             checker.aside.eq(port.active),
@@ -173,6 +175,7 @@ class Channel(wiring.Component):
             headers.i.valid.eq(page.valid & go),
             page.ready.eq(headers.i.ready & go),
             ahead.i.payload.eq(headers.o[0].payload),
+            # No engine waits for the page of an operation: it leaves at `sealed`.
             ahead.i.valid.eq(headers.o[0].valid & ~port.active),
             headers.o[0].ready.eq(ahead.i.ready | port.active),
             port.wanted.valid.eq(port.active & (due | page.valid)),

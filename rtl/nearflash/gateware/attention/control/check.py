@@ -104,12 +104,14 @@ class DescriptorCheck(wiring.Component):
 
         ragged = Signal()  # T is no multiple of n
         self._divide(m, ragged)
+        # Contexts share the entries: the fewer there are, the more each of them has.
         room = C(self.config.score_entries) >> self._context_log2
         total, crowded = Signal(TOKEN_BITS + 4), Signal()
         m.d.sync += [
             total.eq(derived.entries * one.group[:4]),
             crowded.eq((total > room) | (derived.entries > self.config.selector_keys)),
         ]
+        # A bad field makes quotients meaningless: `bad` holds either way.
         m.d.comb += self.bad.eq(self.bad_field | (~self._dense & (ragged | crowded)))
         return m
 
@@ -132,10 +134,12 @@ class DescriptorCheck(wiring.Component):
         shift = sum((one.score_dims > (1 << k) for k in range(8)), C(0, 4))
         m.d.sync += derived.limit_shift.eq(shift)
         for log2 in (12, 13, 14):
+            # Two registers: `index_rows` follows `row_codewords` by a cycle, within SETTLE.
             count = (1 << log2) // CODEWORD_BYTES
             with m.If(one.page_log2 == log2):
                 m.d.sync += derived.page_codewords.eq(count)
                 m.d.sync += derived.index_rows.eq(
+                    # Row counts of 0 are refused elsewhere; the table must not divide by them.
                     Array(count // max(row, 1) for row in range(8))[derived.row_codewords]
                 )
 
@@ -188,9 +192,11 @@ class DescriptorCheck(wiring.Component):
         value, divisor, rest = Signal(TOKEN_BITS), Signal(11), Signal(12)
         beyond = Signal(TOKEN_BITS)  # first token of the local window
         tokens, n, t = one.tokens[:TOKEN_BITS], one.group_tokens[:7], one.block_tokens[:11]
+        # A window longer than the head covers all of it.
         m.d.sync += beyond.eq(Mux(one.local_window < one.tokens, one.tokens - one.local_window, 0))
         operands = [(one.dim, derived.index_rows), (tokens, n), (tokens, t), (tokens - derived.tail_tokens, n), (t, n),
                     (beyond, n)]  # fmt: skip
+        # Restoring division: the dividend leaves `value` at the top as the quotient comes in below.
         doubled = Cat(value[-1], rest)[:12]
         fits = doubled >= divisor
         up = value + (rest != 0)

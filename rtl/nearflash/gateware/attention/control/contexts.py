@@ -157,6 +157,7 @@ class ContextTable(wiring.Component):
         self._event, self._next = event, after = Signal(_Event), Signal(_Record)
         m.submodules.records = records = Memory(shape=_Record, depth=self._places, init=[])
         write, read = records.write_port(), records.read_port(domain="comb")
+        # Read without a clock: SWEEP writes a record in the cycle in which it names it.
         before, place = read.data, Signal(CONTEXT_BITS)
         starting, swept = Signal(), Signal()
         self._outputs(m)
@@ -168,7 +169,9 @@ class ContextTable(wiring.Component):
 
         with m.FSM():
             with m.State("PICK"):
+                # Counts and faults of an event are added to the record: those that it does not have must be 0.
                 m.d.sync += [event.eq(0), place.eq(0)]
+                # Before any plan of the new batch: its records must not begin with counts of the old one.
                 with m.If(starting):
                     m.next = "CLEAR"
                 with m.Elif(self.expired & ~swept):
@@ -217,6 +220,7 @@ class ContextTable(wiring.Component):
             m.d.comb += [
                 write.addr.eq(plan.select.context),
                 write.data.eq(planned),
+                # Kept by context: other plans come before this head's scan has ended.
                 write.en.eq(self.i.valid & self.i.ready),
                 read.addr.eq(context),
                 o.payload.eq(read.data),
@@ -225,6 +229,7 @@ class ContextTable(wiring.Component):
             ]
         for name in ("pages", "drain", "slot", "weighed"):
             m.d.comb += self.o_finish.payload[name].eq(leaves.record[name])
+        # Looked at as the command leaves: an error after the head's last event counts, too.
         memory = Mux(self.memory_error, Fault.MEMORY, 0)
         m.d.comb += self.o_finish.payload.faults.eq(leaves.record.faults | memory)
 
@@ -239,6 +244,7 @@ class ContextTable(wiring.Component):
         self._freed, self._emptied = free.i, slots.i
         m.d.comb += [
             free.start.eq(self.start), free.count.eq(self.contexts), free.i.payload.eq(self._event.context),
+            # At least one slot, or no head would ever gather.
             slots.start.eq(self.start), slots.count.eq(Mux(count == 0, 1, count)),
             slots.i.payload.eq(self._next.slot >> shared), slots.o.ready.eq(self.o_slot.ready),
             self.o_slot.valid.eq(slots.o.valid), self.o_slot.payload.eq(slots.o.payload << shared),
@@ -292,6 +298,7 @@ class ContextTable(wiring.Component):
             self._take(m, self.i_finished, values, always=True)
 
     def _take(self, m: Module, source: Any, values: dict[str, Any], *, always: bool = False) -> None:
+        # Taken after the watchdog, too, and dropped: its source must not stand still.
         m.d.comb += source.ready.eq(1)
         m.d.sync += [self._event[name].eq(value) for name, value in values.items()]
         m.d.sync += self._idle.eq(0)

@@ -68,6 +68,7 @@ class ScaleCorrection(wiring.Component):
         m = Module()
         m.submodules.queue = queue = StreamQueue(MagnitudeSums, _HEADS)
         sums, second = queue.o.payload, Signal()
+        # Two cycles an item: both sums go through one unit, first the chosen ones.
         m.d.comb += [queue.i.payload.eq(self.i), queue.i.valid.eq(self.i_valid), queue.o.ready.eq(second)]
         m.d.sync += second.eq(queue.o.valid & ~second)
 
@@ -83,6 +84,7 @@ class ScaleCorrection(wiring.Component):
         root = path.call("sqrt", self._sqrt, a=ratio)
         product = path.call("mul", self._mul, a=root, b=scale)
         packed = path.call("pack", self._pack, i=product)
+        # The quotient is then an infinity or a NaN: it is not used.
         empty = path.delay(Timed(chosen.zero, every.cycle), packed.cycle)
         m.d.comb += [
             self.o.scale.eq(Mux(empty, self.scale, packed.value)),

@@ -142,6 +142,7 @@ class Finish(wiring.Component):
             reader.i_command.payload.beats.eq(command.dim_rows << 1),
             store.i.eq(self._mix.o),
             store.i_valid.eq(self._mix.o_valid),
+            # Of a faulty head nothing is kept: the queue would hold it for the next head's output.
             store.keep.eq(self._faults == 0),
             store.i_output.payload.address.eq(command.out_address),
             store.i_output.payload.beats.eq(command.dim_rows * command.group),
@@ -151,6 +152,7 @@ class Finish(wiring.Component):
         with m.If(self.clear):
             m.d.sync += [self.error.seen.eq(0), self.lost.eq(0)]
         for error in (reader.error, store.error):
+            # The first error stays; of two in one cycle it is the store's.
             with m.If(error.seen & ~self.error.seen & ~self.clear):
                 m.d.sync += self.error.eq(error)
 
@@ -158,6 +160,7 @@ class Finish(wiring.Component):
         """v_mean goes into Mix beat by beat; whether all of it has."""
         address, mean, beat = Signal(8), self._mix.mean, self._reader.o
         m.d.comb += [
+            # Mix has room for the whole mean: the bus is never held.
             beat.ready.eq(1),
             mean.valid.eq(beat.valid),
             mean.address.eq(address),
@@ -228,6 +231,7 @@ class Finish(wiring.Component):
             write.en.eq(self.i_gather.valid),
             read.addr.eq(self._command.slot),
             low.eq(maximum < read.data[self._head] - REFERENCE_HEADROOM),
+            # Sums of a head with other faults mean nothing.
             judged.eq((faults & ~Const(Fault.REFERENCE_HIGH, FAULT_BITS)) == 0),
         ]
         with m.If(self.i_command.ready):
@@ -264,7 +268,7 @@ class Finish(wiring.Component):
                 m.d.comb += self._weigh.eq(1)
                 self._step(m, "SETTLE", elements=False)
             with m.State("SETTLE"):
-                with m.If(self._settled & (loaded | ~good)):
+                with m.If(self._settled & (loaded | ~good)):  # sums must not overtake alpha and mean in Mix
                     with m.If(reader.error.seen):
                         m.d.sync += faults.eq(faults | Fault.MEMORY)
                     m.next = "SUM"
@@ -272,14 +276,14 @@ class Finish(wiring.Component):
                 m.d.comb += self._total.take.eq(1)
                 with m.If(self._total.o_valid):
                     self._step(m, "FLUSH", elements=True)
-            with m.State("FLUSH"):
+            with m.State("FLUSH"):  # the last output is in the store's queue then
                 with m.If(self._settled):
                     m.next = "WRITE-OUTPUT"
             with m.State("WRITE-OUTPUT"):
                 m.d.comb += store.i_output.valid.eq(good)
                 with m.If(store.i_output.ready | ~good):
                     m.next = "AWAIT-OUTPUT"
-            with m.State("AWAIT-OUTPUT"):
+            with m.State("AWAIT-OUTPUT"):  # before the completion: a host that sees it reads outputs
                 with m.If(store.idle):
                     with m.If(store.error.seen):
                         m.d.sync += faults.eq(faults | Fault.MEMORY)
@@ -287,7 +291,7 @@ class Finish(wiring.Component):
             with m.State("COMPLETE"):
                 m.next = "WRITE-COMPLETION"  # the record is a cycle behind
             with m.State("WRITE-COMPLETION"):
-                m.d.comb += [store.i_completion.valid.eq(1), store.clear.eq(1)]
+                m.d.comb += [store.i_completion.valid.eq(1), store.clear.eq(1)]  # from here: completion lost
                 with m.If(store.i_completion.ready):
                     m.next = "AWAIT-COMPLETION"
             with m.State("AWAIT-COMPLETION"):

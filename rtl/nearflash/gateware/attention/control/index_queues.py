@@ -96,6 +96,7 @@ class IndexQueues(wiring.Component):
 
         some = Cat(level.any() for level in levels)
         m.d.comb += read.addr.eq(Cat(places[at], at))
+        # Cleared first: a request that goes in this cycle is set below and wins.
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
         with m.FSM():
@@ -108,6 +109,7 @@ class IndexQueues(wiring.Component):
             with m.State("READ"):
                 m.next = "SEND"
             with m.State("SEND"):
+                # A block that has begun has its buffers: its other requests must go, or it would never end.
                 m.d.comb += goes.eq((left[at] != 0) | fits)
                 m.d.sync += at.eq(_following(at, channels))
                 with m.If(goes):
@@ -131,6 +133,7 @@ class IndexQueues(wiring.Component):
         ]
         for k, level in enumerate(levels):
             comes, leaves = write.en & (item.channel == k), goes & (at == k)
+            # Both may happen in one cycle.
             m.d.sync += level.eq(level + comes - leaves)
             with m.If(comes):
                 m.d.sync += newest[k].eq(newest[k] + 1)
@@ -145,6 +148,7 @@ class IndexQueues(wiring.Component):
         m.d.comb += [
             write.addr.eq(first.context),
             write.data.eq(first.passes),
+            # Kept by context for the credit, which names the context alone.
             write.en.eq(begun),
             read.addr.eq(self.credit.context),
         ]
@@ -153,6 +157,7 @@ class IndexQueues(wiring.Component):
         used = Array(Signal(5, name=f"used_{k}") for k in range(self.config.channels))
         for k, count in enumerate(used):
             taken = Mux(begun & (at == k), first.passes, 0)
+            # Taken and given back in one cycle add up; the credit is a register late, on the safe side.
             m.d.sync += count.eq(count + taken - Mux(channel == k, returned, 0))
         fits = Signal()
         m.d.sync += fits.eq(used[at] + first.passes <= self.config.score_blocks)

@@ -99,6 +99,7 @@ class MemorySource(wiring.Component):
                 with m.If(self.i.valid & self.o_header.ready):
                     m.next = "WALK"
             with m.State("WALK"):
+                # A run is asked for where it ends: adjacent codewords are one burst.
                 m.d.comb += command.valid.eq((run_beats != 0) & ~wanted[0])
                 with m.If(command.ready | ~command.valid):
                     m.d.sync += [wanted.eq(wanted >> 1), next_codeword.eq(next_codeword + SEALED_BYTES)]
@@ -106,6 +107,7 @@ class MemorySource(wiring.Component):
                         m.d.sync += run_beats.eq(run_beats + SEALED_BYTES // _BEAT_BYTES)
                     with m.Else():
                         m.d.sync += [run_beats.eq(0), start.eq(next_codeword + SEALED_BYTES)]
+                    # The step behind the last codeword, in which its run is asked for.
                     with m.If(wanted == 0):
                         m.next = "SEND-HEADER"
         return m

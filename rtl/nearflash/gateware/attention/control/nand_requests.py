@@ -55,6 +55,7 @@ class NandRequests(wiring.Component):
         m.d.comb += [
             write.addr.eq(self.i_context.record.context),
             write.data.eq(_log2(self.i_context.record.page_codewords)),
+            # Written with the context's broadcast, long before a request of it.
             write.en.eq(self.i_context.valid),
         ]
 

@@ -77,6 +77,7 @@ class PageDelivery(wiring.Component):
                     wanted.eq(header.codewords),
                     number.eq(0),
                     channel.eq(self.i.payload.channel),
+                    # All of the header is kept: `i` shows the next page during the walk.
                     page_tag.page.page_tag.eq(read.data),
                     page_tag.page.index.eq(header.index),
                     page_tag.page.kind.eq(header.kind == RequestKind.INDEX),
@@ -90,8 +91,10 @@ class PageDelivery(wiring.Component):
                     m.next = "WALK"
             with m.State("WALK"):
                 m.d.comb += [
+                    # A page tag and its channel go together: of one alone the other's order would be lost.
                     self.o_page_tag.valid.eq(wanted[0] & ways.i.ready),
                     ways.i.valid.eq(wanted[0] & self.o_page_tag.ready),
+                    # A codeword that is not wanted takes its cycle, too: its number counts.
                     found.eq(~wanted[0] | (self.o_page_tag.ready & ways.i.ready)),
                 ]
                 with m.If(found):
@@ -106,6 +109,7 @@ class PageDelivery(wiring.Component):
         ready = Cat(o.ready for o in self.o).bit_select(way.payload, 1)
         m.d.comb += [
             self.i_codeword.ready.eq(way.valid & ready),
+            # A channel keeps its turn to the codeword's last beat.
             way.ready.eq(self.i_codeword.valid & ready & self.i_codeword.payload.last),
         ]
         for index, o in enumerate(self.o):

@@ -138,6 +138,7 @@ class Prepare(wiring.Component):
         m.d.comb += [
             self.o_mask.payload.eq(selector.o.payload),
             self.o_mask.valid.eq(selector.o.valid & ~self.expired),
+            # After the watchdog no walker takes masks: they are dropped, so that the head's states go on.
             selector.o.ready.eq(self.o_mask.ready | self.expired),
             buffer.dim_rows.eq(derived.dim_rows),
             buffer.group.eq(one.group),
@@ -232,6 +233,7 @@ class Prepare(wiring.Component):
                     m.next = "CHECK"
         with m.State("CHECK"):
             m.d.sync += beat.eq(beat + 1)
+            # `beat` has wrapped to 0 with the last beat. What is derived from it stands SETTLE cycles later.
             with m.If(beat == check.SETTLE):
                 m.d.comb += check.start.eq(1)
                 m.next = "REQUEST-QUERY"
@@ -249,6 +251,7 @@ class Prepare(wiring.Component):
                 m.next = "SELECT-DIMS"
                 with m.If(self._dense):
                     m.next = "TAKE-CONTEXT"
+                # The later one wins: q of a bad descriptor need not be the head's, and may well hold a NaN.
                 self._refuse(m, buffer.nonfinite, Fault.NONFINITE)
                 self._refuse(m, check.bad, Fault.DESCRIPTOR)
         with m.State("SELECT-DIMS"):
@@ -263,6 +266,7 @@ class Prepare(wiring.Component):
             m.d.sync += self._context.eq(self.i_context.payload)
             with m.If(self.i_context.valid):
                 m.next = "SET-BASE"
+        # The base is a register behind the context; record and query rows need it.
         with m.State("SET-BASE"):
             m.next = "BROADCAST"
             with m.If(self._faults != 0):
@@ -272,6 +276,7 @@ class Prepare(wiring.Component):
             m.next = "WRITE-QUERY"
         with m.State("WRITE-QUERY"):
             m.d.comb += writing.eq(1)
+            # A dense head has no scales to wait for: its last query row has to be out.
             with m.If(Mux(self._dense, ~buffer.busy & ~self.query_valid, self._scaled)):
                 m.next = "PLAN"
         with m.State("PLAN"):
@@ -280,6 +285,7 @@ class Prepare(wiring.Component):
                 m.next = "SCAN"
                 with m.If(self._dense | (self._faults != 0)):
                     m.next = "WAIT-INDEX"
+        # Only when the plan is in the context table: ends of this scan's walk find their record.
         with m.State("SCAN"):
             m.d.comb += self.o_scan.valid.eq(~self.expired)
             with m.If(self.o_scan.ready | self.expired):

@@ -63,12 +63,14 @@ class PartialSum(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """One register a level of the tree, and one to bring both halves together."""
         m = Module()
+        # All channels at once: a sum of some of them would have to be kept.
         taken = wire(m, Cat(i.valid for i in self.i).all() & self.take)
         m.d.comb += [i.ready.eq(taken) for i in self.i]
         under_way = Signal(self.LATENCY)
         m.d.sync += under_way.eq(Cat(taken, under_way))
 
         low = [i.payload.sum[:_LOW] for i in self.i]
+        # The upper half runs a cycle behind the lower one, whose carry it needs.
         high = [register(m, i.payload.sum[_LOW:].as_signed()) for i in self.i]
         maximum = [i.payload.maximum for i in self.i]
         while len(low) > 1:

@@ -75,6 +75,7 @@ class RequestRouter(wiring.Component):
             m.d.comb += can.eq(queue.o.valid & room)
             with m.If(can):
                 m.d.comb += [item.eq(ahead), taken.eq(1)]
+            # The later walker wins: what it asks for lets heads end, and a full channel holds only its own requests.
             earlier = [other.o.ready for other in walkers[:index]]
             m.d.comb += queue.o.ready.eq(can)
             with m.If(can):

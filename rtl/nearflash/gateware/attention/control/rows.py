@@ -93,6 +93,7 @@ class QueryWriter(wiring.Component):
             m.d.sync += count.eq(0)
         with m.Elif(self.query_valid):
             m.d.sync += count.eq(count + 1)
+        # Counted as rows leave, so that the address stands beside its row.
         m.d.comb += self.query.address.eq(self.base + count)
         operands = [fp16_operand(m, value) for value in self.i["values"]]
         with m.If(self.i.valid):
@@ -100,6 +101,7 @@ class QueryWriter(wiring.Component):
             for lane, values in enumerate(self.query["values"]):
                 with m.If(self.i.slot == lane):
                     m.d.sync += [value.eq(one) for value, one in zip(values, operands, strict=True)]
+                # A new row: lanes that no head of the group fills must not keep old values.
                 with m.Elif(self.i.slot == 0):
                     m.d.sync += values.eq(0)
         self._sum(m, selected)
@@ -117,6 +119,7 @@ class QueryWriter(wiring.Component):
         )
         m.submodules.sums = sums = Memory(shape=2 * SUM_BITS, depth=_HEADS, init=[])
         write, read = sums.write_port(), sums.read_port(domain="comb")
+        # The first row of a head starts over: sums of the head before are still there.
         before = [Mux(first, 0, read.data[k * SUM_BITS :][:SUM_BITS]) for k in range(2)]
         after = Signal(MagnitudeSums)
         m.d.comb += [

@@ -118,6 +118,7 @@ class ScanWalker(wiring.Component):
                 with m.If(walked):
                     m.next = "END"
             with m.State("END"):
+                # After the last request is out: its count is part of the end.
                 m.d.comb += self.o_end.valid.eq(~self._asked.valid)
                 with m.If(self.o_end.valid & self.o_end.ready):
                     m.next = "WAIT-HEAD"
@@ -185,8 +186,10 @@ class ScanWalker(wiring.Component):
             wanted.eq(~skipping & (at != self._listed) & (listed_page == page)),
             legal.eq(entry_is_legal(entry, self.config) & ((at == 0) | (entry.channel == channel))),
             rows.eq(listed_rows),
+            # A cycle between entry and step: page, list and rules come from registers.
             looked.eq(walking & reader.o.valid & ~step),
         ]
+        # Cleared first: what is issued in this cycle is set below.
         with m.If(asked.ready):
             m.d.sync += asked.valid.eq(0)
         with m.If(step):
@@ -197,6 +200,7 @@ class ScanWalker(wiring.Component):
                 m.d.sync += channel.eq(entry.channel)
                 self._request(m, entry, rows, index, block, page)
             with m.If(wanted & ~legal):
+                # A bad first entry takes the whole block: without its channel no other page may go.
                 m.d.sync += [end.faults.eq(Fault.ENTRY), skipping.eq(first)]
             with m.If(page == plan.index_pages - 1):
                 m.d.sync += [page.eq(0), at.eq(0), block.eq(block + 1)]

@@ -76,11 +76,13 @@ class HeadStore(wiring.Component):
         ]
         with m.If(self.i_valid):
             m.d.sync += [held.eq(Cat(held, self.i)[FP16.bits :]), place.eq(place + 1)]
+        # The writer is the completion's as long as there is one. No output may come then: `i` cannot wait.
         with m.If(completion.valid):
             first, last = word == 0, word == beats - 1
             m.d.comb += [
                 command.payload.address.eq(completion.payload.address),
                 command.payload.beats.eq(beats),
+                # Command and first beat go together or not at all: `first` would offer either of them a second time.
                 command.valid.eq(first & writer.i.ready),
                 writer.i.payload.data.eq(record.as_value().word_select(word, _BEAT_BITS)),
                 writer.i.valid.eq(~first | command.ready),

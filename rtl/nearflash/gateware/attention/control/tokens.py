@@ -136,6 +136,7 @@ class TokenWalker(wiring.Component):
                     with m.If(self._group == self._last_group):
                         m.next = "END"
             with m.State("END"):
+                # After the last request: the end states how many there were.
                 m.d.comb += self.o_end.valid.eq(~self.o.valid)
                 with m.If(self.o_end.valid & self.o_end.ready):
                     m.next = "WAIT-HEAD"
@@ -157,6 +158,7 @@ class TokenWalker(wiring.Component):
         """The head that has come farthest; a slot for its sums."""
         start, end = self.i_start.payload, self._end
         m.d.sync += [end.eq(0), self._masked.eq(0), end.kind.eq(RequestKind.GATHER), end.slot.eq(self.i_slot.payload)]
+        # A gather begins with a slot for its sums: without one the walker does tails meanwhile.
         with m.If(self.i_start.valid & self.i_slot.valid):
             m.d.comb += [self.i_start.ready.eq(1), self.i_slot.ready.eq(1)]
             m.d.sync += [end.context.eq(start.context), self._masked.eq(1), self._references.eq(start.references)]
@@ -180,6 +182,7 @@ class TokenWalker(wiring.Component):
             command.payload.address.eq(plan.token_table + (first << 3)),
             command.payload.beats.eq(plan.groups - first),
             begun.eq(command.ready),
+            # In one cycle, and before any page of the gather is asked for.
             self.gather_valid.eq(begun & ~self._tail),
             self.gather.context.eq(self._end.context),
             self.gather.slot.eq(self._end.slot),
@@ -198,6 +201,7 @@ class TokenWalker(wiring.Component):
         selected = Mux(by_page, page_bit.replicate(4), mask.payload.mask)
         final = self._group == self._last_group
         self._skips = skips = Signal()
+        # Tokens past the head's end are never wanted, whatever mask and page size say.
         below = Mux(self._left >= 4, C(15, 4), (1 << self._left[:2]) - 1)
         m.d.comb += [
             wanted.eq(Mux(self._masked, selected, C(15, 4)) & below),
@@ -227,6 +231,7 @@ class TokenWalker(wiring.Component):
             entry.eq(self._reader.o.payload),
             legal.eq(entry_is_legal(entry, self.config)),
             wanted.eq(self._tokens.any() & ~end.faults.any()),
+            # The entry is used up even where nothing is wanted: the table has one a group.
             sent.eq(sending & self._reader.o.valid & (~wanted | ~self.o.valid | self.o.ready)),
             self._reader.o.ready.eq(sent),
             self._spans.begin.eq(sent | self.idle),

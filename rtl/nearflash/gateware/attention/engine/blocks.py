@@ -94,12 +94,15 @@ class BlockTable(wiring.Component):
         ]
         m.d.comb += o.payload.initial.eq(initial)
         with m.FSM():
+            # A cycle for the lookup: `found` is a register behind the request.
             with m.State("LOOK-UP"):
                 with m.If(i.valid):
                     m.next = "PASS"
             with m.State("PASS"):
+                # Chosen again in each cycle of waiting: a place may fall free meanwhile.
                 m.d.sync += [self._entry.eq(new_entry), self._turn.eq(0)]
                 with m.If(is_index & ~found.any()):
+                    # Without a free entry it waits here; entries are given back by what has been asked for before.
                     with m.If(~self._used.all()):
                         m.next = "ALLOCATE"
                 with m.Else():
@@ -123,6 +126,7 @@ class BlockTable(wiring.Component):
         """Keep account of places in use; a buffer belongs to the entry that it was given to."""
         release = self.release
         entries = Array(Signal(4, name=f"owner_{k}") for k in range(self._blocks))
+        # What is given in a cycle is written after what is released in it: the later statement wins.
         ended = wire(m, release.valid & ~release.tail)
         given = self.o_buffer
         for k in range(self._blocks):
@@ -150,12 +154,14 @@ class BlockTable(wiring.Component):
         ended = register(m, self.i_ended.payload)
         valid, request, entry = Signal(), ended.record.request, ended.record.entry
         m.d.sync += valid.eq(self.i_ended.valid)
+        # Expected counts from 1, `count` from 0, read before this end is added.
         before_last = register(m, (self.i_ended.payload.record.request.expected - 1)[:9])
         is_tail = wire(m, request.kind == RequestKind.TAIL)
         count, every = wire(m, counts[entry]), wire(m, faults[entry] | ended.faults)
         complete = wire(m, is_tail | (count == before_last))
         job = jobs.i.payload
         m.d.comb += [
+            # Always ready: a block's end gives at most one job, and the queue has room for the jobs of all places.
             self.i_ended.ready.eq(1),
             jobs.i.valid.eq(valid & complete),
             *(job[name].eq(request[name]) for name in ("context", "group", "group_rows", "rows")),
@@ -165,6 +171,7 @@ class BlockTable(wiring.Component):
             job.number.eq(Mux(is_tail, request.index, request.block)),
             job.faults.eq(Mux(is_tail, ended.faults, every)),
         ]
+        # Back to 0 with the last end: the entry's next block begins there.
         with m.If(valid & ~is_tail):
             m.d.sync += [counts[entry].eq(Mux(complete, 0, count + 1)), faults[entry].eq(Mux(complete, 0, every))]
 
@@ -172,6 +179,7 @@ class BlockTable(wiring.Component):
 def _lowest(bits: Value) -> Value:
     """Number of the lowest bit that is set."""
     number: Value = C(0)
+    # The lowest comes last, and is the outermost choice.
     for k in reversed(range(len(bits))):
         number = Mux(bits[k], k, number)
     return number

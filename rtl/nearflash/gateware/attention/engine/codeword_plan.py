@@ -117,6 +117,7 @@ class Planner(wiring.Component):
                 m.next = "ANNOUNCE"
             with m.State("ANNOUNCE"):
                 m.d.comb += self.o_request.valid.eq(1)
+                # In every cycle of the wait: what it sets does not depend on how long that is.
                 self._begin(m, header, record)
                 with m.If(self.o_request.ready):
                     m.next = "MULTIPLY"
@@ -147,6 +148,7 @@ class Planner(wiring.Component):
         m.d.comb += [
             write.addr.eq(given.context),
             write.en.eq(self.i_context.valid),
+            # Read as the header is taken; its registers are what LOOK-UP waits for.
             read.addr.eq(self.i.payload.context),
             read.en.eq(self.i.ready),
         ]
@@ -182,9 +184,11 @@ class Planner(wiring.Component):
             plan.last.eq(last),
             row_end.eq(plan.part + 1 == record.row_codewords),
             plan.beats.eq(Mux(header.rows[0], Mux(row_end & tail.any(), tail, _BEATS), 0)),
+            # A codeword that is not asked for moves the counters, and goes to no one.
             self.o.valid.eq(asked),
             step.eq(self.o.ready | ~asked),
         ]
+        # A codeword's beats divided by the rows of a token, kept as quotient and remainder: no divider here.
         row = wire(m, plan.row + self._remainder)
         carry = wire(m, row >= plan.dim_rows)
         unit = plan.unit + self._quotient + carry
@@ -195,6 +199,7 @@ class Planner(wiring.Component):
                 self._number.eq(self._number + 1),
                 plan.row.eq(Mux(page_end, 0, Mux(carry, row - plan.dim_rows, row))),
                 plan.unit.eq(Mux(page_end, 0, unit)),
+                # Once set it stays: behind the page of K comes only that of V.
                 plan.value.eq(plan.value | page_end),
                 plan.part.eq(plan.part + 1),
             ]

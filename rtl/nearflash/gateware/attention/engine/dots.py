@@ -84,6 +84,7 @@ class DotPath(wiring.Component):
             *(self.o_tail[name].eq(op[name]) for name in ("token", "turn")),
             self.o_tail.entry.eq(record.entry),
             self.o_tail.scores.eq(scores),
+            # Ready is not asked: Issue begins a token only where the queue has room for its sets.
             queue.i.valid.eq(done & ~op.tail),
         ]
         set_ = queue.i.payload
@@ -99,6 +100,7 @@ class DotPath(wiring.Component):
         ]
         with m.If(queue.i.valid & op.final):
             m.d.sync += fresh.bit_select(record.slot, 1).eq(0)
+        # A slot's first set begins its totals; renewing wins over a set of the head before.
         with m.If(self.renew.valid):
             m.d.sync += fresh.bit_select(self.renew.slot, 1).eq(1)
         wiring.connect(m, queue.o, wiring.flipped(self.o))
@@ -116,6 +118,7 @@ class DotPath(wiring.Component):
                 dot.valid.eq(self.i.valid & (self.i.op.kind == OpKind.KEY)),
                 dot.index.eq(self.i.op.turn),
                 *(getattr(dot, name).eq(self.i.op[name]) for name in ("first", "last")),
+                # ExactDot carries one bit a sum along: here it says that a product broke the range rule.
                 dot.nonfinite.eq(self.exceeds.word_select(head, _LANES).any()),
                 score.i.eq(dot.o),
             ]

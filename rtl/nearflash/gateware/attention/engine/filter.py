@@ -74,6 +74,7 @@ class BeatFilter(wiring.Component):
         m.d.comb += [
             self.o.valid.eq(moved & wanted),
             free.eq(self.o.ready | ~self.o.valid),
+            # A codeword waits for its plan; the END behind the last one takes a cycle of its own.
             self.i.ready.eq(free & ~end & (plans.o.valid | ~beat.first)),
             take.eq(self.i.valid & self.i.ready),
             plans.o.ready.eq(take & beat.first),
@@ -134,6 +135,7 @@ class BeatFilter(wiring.Component):
         ]
         with m.If(row_end):
             m.d.sync += [plan.row.eq(0), plan.unit.eq(plan.unit + 1)]
+        # Stays at 0: beats behind the plan's are padding.
         with m.If(plan.beats.any()):
             m.d.sync += plan.beats.eq(plan.beats - 1)
         with m.If(index):

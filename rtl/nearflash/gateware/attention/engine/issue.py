@@ -176,6 +176,7 @@ class Issue(wiring.Component):
         """Hold the beat for its turns."""
         held = _Held.signals(self._heads)
         final = wire(m, held.turn == held.last_turn)
+        # A beat moves in with the last turn of the one before: the lanes have no gap.
         m.d.comb += free.eq(~held.valid | (final & (held.half == held.halves)))
         with m.If(free):
             self._load(m, held, drain, beat, load_beat, load_drain)

@@ -60,6 +60,7 @@ class TicketTable(wiring.Component):
             new_slot.data.eq(self.i_gather.write.slot),
             new_slot.en.eq(self.i_gather.valid),
             slot.addr.eq(i.request.context),
+            # Tickets come in turn; one that is still in use holds the requests back.
             self.i.ready.eq(~taken.bit_select(ticket, 1)),
             new.eq(i),
             new.slot.eq(slot.data),
@@ -91,6 +92,7 @@ class TicketTable(wiring.Component):
         ]
         with m.If(begin):
             m.d.sync += taken.bit_select(ticket, 1).eq(1)
+        # Never the ticket of `begin`: that one is not taken.
         with m.If(ends.o.valid & ends.o.ready):
             m.d.sync += taken.bit_select(ends.o.payload, 1).eq(0)
         return m
@@ -99,10 +101,12 @@ class TicketTable(wiring.Component):
         faults = Array(Signal(FAULT_BITS, name=f"faults_{k}") for k in range(TICKETS))
         for k, collected in enumerate(faults):
             found = [Mux(source.ticket == k, source.faults, 0) for source in self.fault]
+            # Faults of several units may come in one cycle, and for one ticket.
             every = collected
             for one in found:
                 every = every | one
             m.d.sync += collected.eq(every)
+            # The new request wins over faults of the old one, which has ended.
             with m.If(begin & (ticket == k)):
                 m.d.sync += collected.eq(0)
         return faults

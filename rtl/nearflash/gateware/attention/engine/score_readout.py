@@ -65,6 +65,7 @@ class ScoreReadout(wiring.Component):
         read = wire(m, self.o_read.valid & self.o_read.ready)
         step = wire(m, read & (~job.tail | token.all()))
         m.d.sync += token.eq(token + (read & job.tail))
+        # A place is taken with the read: the scores come later, and nothing can stop them.
         m.d.sync += places.eq(places - step + (self.o.valid & self.o.ready))
         end = Signal()
         with m.FSM():
@@ -83,6 +84,7 @@ class ScoreReadout(wiring.Component):
                 with m.If(step & end):
                     m.next = "WAIT-ROWS"
             with m.State("WAIT-ROWS"):
+                # All rows have left: the buffer may be written by the next block from here on.
                 m.d.comb += self.o_done.valid.eq(places == _PLACES)
                 with m.If(self.o_done.valid & self.o_done.ready):
                     m.d.comb += self.release.valid.eq(1)
@@ -139,6 +141,7 @@ class ScoreReadout(wiring.Component):
               {"head": head, "row": number, "valid": valid, "last": last}.items()),
             names.i.valid.eq(step),
             values.i.payload.eq(self.scores.values),
+            # Ready is not asked: there are no more reads under way than places.
             values.i.valid.eq(self.scores.valid),
             self.o.valid.eq(values.o.valid),
             o.context.eq(job.context),

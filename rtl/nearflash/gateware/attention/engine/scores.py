@@ -89,6 +89,7 @@ class ScorePath(wiring.Component):
         op = self.i.op
         buffer = self._buffer(m, op.entry, op.turn)
         is_read = wire(m, self.i.valid & (op.kind == OpKind.SCORES))
+        # A read names its buffer; a row's is looked up by its entry and turn.
         m.d.comb += self.address.eq(Mux(is_read, op.address, Cat(op.address[:_BUFFER_BITS], buffer)))
         fault = self._biases(m, register(m, self.i), register(m, buffer))
         m.d.comb += self.o_fault.eq(delay(m, self._row_fault(m), self.FAULT_LATENCY - 2) | fault)
@@ -125,6 +126,7 @@ class ScorePath(wiring.Component):
         newest = choose(scores, register(m, op.token[2:]))
         row_scores = [Signal(SCORE_BITS, name=f"tail_{k}", reset_less=True) for k in range(_LANES)]
         with m.If(moves):
+            # Four reads of one token each: the last of them completes the row (`complete`).
             for one, following in zip(row_scores, [*row_scores[1:], newest], strict=True):
                 m.d.sync += one.eq(following)
         return row_scores
@@ -134,6 +136,7 @@ class ScorePath(wiring.Component):
         op = self.i.op
         heads = register(m, op.heads)
         valid = register(m, self.i.valid & (op.kind == OpKind.ROW) & (op.form == IndexFormat.FP16))
+        # Lanes of heads that the group does not have multiply whatever is there.
         flags = [self.exceeds[k] & heads[k // _LANES] for k in range(len(self.exceeds))]
         return register(m, Cat(flags)).any() & register(m, valid)
 
@@ -169,8 +172,10 @@ class ScorePath(wiring.Component):
             read.addr.eq(address),
             write.addr.eq(address),
             write.en.eq(row_begins),
+            # A fresh block starts from 0: its memory still has the bias of the block before it.
             *(write.data[k].eq(bias + Mux(fresh, 0, read.data[k])) for k, bias in enumerate(biases)),
         ]
+        # The factor of a head that does not exist may be outside, and is no fault.
         exists = delay(m, op.heads.bit_select(head, 1), end)
         return wire(m, aux & counts & factor.outside & exists)
 

@@ -109,6 +109,7 @@ class WeightUnit(wiring.Component):
         faults = Mux(unit.over, Fault.REFERENCE_HIGH.value, 0) | Mux(outside, Fault.SCORE_RANGE.value, 0)
         m.d.comb += [
             self.o_fault.ticket.eq(at_end["ticket"]),
+            # Heads that the group does not have are computed, too, and mean nothing.
             self.o_fault.faults.eq(Mux(at_end["valid"] & at_end["counts"], faults, 0)),
         ]
         self._collect(m, at_end, unit)
@@ -158,6 +159,7 @@ class WeightUnit(wiring.Component):
         m.submodules.totals = totals = Memory(shape=TOTAL, depth=self._slots * 8, init=[])
         write, read = totals.write_port(), totals.read_port()
         address, valid, fresh = (delay(m, item[name], 1) for name in ("total", "valid", "fresh"))
+        # One read port: the drain reads only while nothing is under way (`busy`).
         m.d.comb += [read.addr.eq(Mux(self.busy, address, self.total_address)), self.total.eq(read.data)]
         # Cycle 0 and 1: p in units of 2^-24.
         fraction, field = unit.o[:10], unit.o[10:15]

@@ -150,10 +150,12 @@ class PageScorer(wiring.Component):
         self, m: Module, run: data.View, moves: Value, last: Value, logits: list[Value], outside: Value, valid: Value
     ) -> None:
         """Update the run's maximum in cycle _ROW_CYCLE, three cycles after the logits; the last one with state."""
+        # A lane without a score must not raise the maximum.
         x = [Mux(bit, logit >> (-LOGIT_LSB - FRACTION_BITS), _LEAST) for logit, bit in zip(logits, valid, strict=True)]
         pairs = [register(m, larger(m, x[0], x[1])), register(m, larger(m, x[2], x[3]))]
         row = delay(m, larger(m, *pairs), _ROW_CYCLE - 2 - _LOGIT_CYCLE)
         bad = delay(m, outside.any(), _ROW_CYCLE - 1 - _LOGIT_CYCLE)
+        # The very first row begins a run: there is none before it that could have ended.
         first, risen = Signal(init=1), larger(m, row, run.x_max)
         with m.If(moves):
             m.d.sync += [
@@ -168,6 +170,7 @@ class PageScorer(wiring.Component):
         run, o = runs.payload, self.o
         takes = wire(m, rows.valid & runs.valid)
         ends = wire(m, takes & rows.payload.last)
+        # Rows wait: the sum needs the run's maximum, which stands with its last row alone.
         m.d.comb += [rows.ready.eq(runs.valid), runs.ready.eq(ends)]
         m.d.comb += [unit.i.eq(rows.payload), unit.valid.eq(takes)]
         m.d.comb += [getattr(unit, name).eq(run[name]) for name in ("x_max", "page", "lane", "size_log2")]

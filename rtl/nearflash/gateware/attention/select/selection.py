@@ -142,6 +142,7 @@ class Selection(wiring.Component):
         with m.If(came):
             m.d.sync += [
                 self.o_start.payload.references[head].eq(maxima.top),
+                # Collected over the heads of a LOAD; starts over with head 0.
                 outside.eq(maxima.outside | (outside & (head != 0))),
             ]
         return register(m, came & head.all()), outside
@@ -163,6 +164,7 @@ class Selection(wiring.Component):
         write, read = factors.write_port(), factors.read_port(domain="comb")
         m.submodules.reciprocal = reciprocal = Reciprocal(SUM_BITS)
         found = Signal(SUM_BITS)
+        # Kept while the other sum is read: alpha is made of both.
         with m.If(~passing.selected):
             m.d.sync += found.eq(sums.o)
         m.d.comb += [
@@ -189,6 +191,7 @@ class Selection(wiring.Component):
         adds = strobe(m, passing.step & passing.sums, _SUM_CYCLE)[-1]
         slot = delay(m, Cat(walk.head, passing.marks), _SUM_CYCLE)
         m.d.comb += [
+            # One port for both: sums are read only when nothing is added (`_settle` waits for that).
             sums.slot.eq(Mux(adds, slot, Cat(passing.head, passing.selected))),
             sums.add.eq(adds),
             sums.fresh.eq(delay(m, walk.first_row, _SUM_CYCLE)),
@@ -261,6 +264,7 @@ class Selection(wiring.Component):
                 m.next = "SETTLE-SUM"
         with m.State("SETTLE-SUM"):
             self._settle(m, passing, waited, "READ-SUM")
+        # The sum is a register behind its head.
         with m.State("READ-SUM"):
             m.d.comb += passing.divide.eq(1)
             m.next = "DIVIDE"
@@ -299,11 +303,13 @@ class Selection(wiring.Component):
                 m.next = "MARK"
         with m.State("MARK"):
             m.d.comb += [passing.active.eq(1), passing.sums.eq(1), passing.marks.eq(1)]
+            # Only a row's first head takes a beat: the others use the one that is held.
             m.d.comb += [selector.o.ready.eq(can_take), passing.step.eq(takes | ~walk.first_head)]
             with m.If(passing.step & walk.final):
                 m.next = "SETTLE-MARK"
         with m.State("SETTLE-MARK"):
             self._settle(m, passing, waited, "READ-ALL")
+        # Numerator and denominator share a port: one is read in each cycle.
         with m.State("READ-ALL"):
             m.d.sync += passing.selected.eq(1)
             m.next = "ALPHA"

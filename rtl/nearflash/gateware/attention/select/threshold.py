@@ -58,6 +58,7 @@ class Threshold(wiring.Component):
         """A found bin keeps `left` and `rest` as they were before it."""
         m = Module()
         found, passed = Signal(), Signal()
+        # The highest digit begins a scan, whatever the last one has found.
         searching = wire(m, self.scan & (self.digit.all() | ~found))
         below = wire(m, (self.left - self.entries)[: TOKEN_BITS + 1].as_signed())
         enough = below[-1] | self._weight_reached(m, passed) if self._weight_bits else below[-1]
@@ -68,7 +69,9 @@ class Threshold(wiring.Component):
         with m.If(stop):
             m.d.sync += self.key.eq(Cat(self.digit, self.key[: self._digit_bits]))
         with m.If(self.start):
+            # One less than the count, so that "enough" is a sign bit.
             m.d.sync += self.left.eq(self.count - 1)
+        # A bin that is passed is taken as a whole; entries at the threshold are counted as they are taken.
         with m.Elif(passed | self.take):
             m.d.sync += self.left.eq(below)
         return m

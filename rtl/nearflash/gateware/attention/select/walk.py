@@ -49,6 +49,7 @@ class StoreWalk(wiring.Component):
         m = Module()
         row, last = Signal(TOKEN_BITS - 2), Signal(TOKEN_BITS)
         last_row, local_row = Signal(), row == self.local_entry[2:]
+        # Constant during a pass: a register costs no cycle.
         m.d.sync += last.eq(self.entries - 1)
         m.d.comb += [
             last_row.eq(row == last[2:]),
@@ -62,6 +63,7 @@ class StoreWalk(wiring.Component):
                 )
             ),
         ]
+        # Held back between passes, so that each begins at the context's first line.
         with m.If(self.rewind):
             m.d.sync += [self.address.eq(self.base), self.head.eq(0), row.eq(0), self.first_row.eq(1)]
         with m.Elif(self.step):

@@ -66,6 +66,7 @@ class Encoder(wiring.Component):
         crc_beat, in_parity = beat == MESSAGE_BEATS - 1, beat >= MESSAGE_BEATS
         there = self.i.valid | in_parity
         half = Mux(high, self.i.payload[_STEPS:], self.i.payload[:_STEPS])
+        # Shifting in zeros: the remainder leaves as parity, and nothing is added to it.
         mixed = wire(m, Mux(in_parity | (high & crc_beat), 0, half ^ remainder[:_STEPS]))
         with m.If(steps):
             m.d.sync += remainder.eq(remainder[_STEPS:] ^ linear.apply(m, _columns(), mixed, _PARITY_BITS))
@@ -79,6 +80,7 @@ class Encoder(wiring.Component):
             self.o.payload.first.eq(beat == 0),
             self.o.payload.last.eq(beat == RAW_BEATS - 1),
             self.o.valid.eq(high & there),
+            # Two cycles a beat: it stays at `i` until its high half is through.
             self.i.ready.eq(high & self.o.ready & ~in_parity),
             steps.eq(Mux(high, moves, there)),
         ]

@@ -92,6 +92,7 @@ class RootSearch(wiring.Component):
                         m.d.sync += loaded.eq(0)
                         m.next = "SEARCH"
             with m.State("SEARCH"):
+                # Several zeros in a group leave one by one: the search stands still meanwhile.
                 m.d.comb += [moves.eq(~rest.any()), push.en.eq(zeros.any() & in_code)]
                 with m.If(moves):
                     m.d.sync += [zeros.eq(is_zero), group.eq(group - 1)]
@@ -99,6 +100,7 @@ class RootSearch(wiring.Component):
                     m.d.sync += zeros.eq(rest)
                 with m.If(push.en):
                     m.d.sync += found.eq(found + 1)
+                # As many roots as the polynomial has degrees; with fewer in the codeword it was no correctable error.
                 with m.If(found == errors):
                     m.next = "GIVE"
                 with m.Elif((errors > BCH_ERRORS) | group.all()):  # below zero
@@ -106,6 +108,7 @@ class RootSearch(wiring.Component):
             with m.State("GIVE"):
                 m.d.comb += [self.o.payload.last.eq(found == 1), self.o.valid.eq(1)]
                 with m.If(self.o.ready):
+                    # A stack: positions leave in ascending order, the reverse of the search.
                     m.d.sync += found.eq(found - 1)
                     with m.If(found == 1):
                         m.next = "LOAD"

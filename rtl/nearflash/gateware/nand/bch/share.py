@@ -67,10 +67,12 @@ class CorrectorShare(wiring.Component):
             with m.Switch(turn):
                 for last in range(self.channels):
                     with m.Case(last):
+                        # The nearest one behind `last` stands last, and wins.
                         for distance in range(self.channels, 0, -1):
                             candidate = (last + distance) % self.channels
                             with m.If(self.i[candidate].valid):
                                 m.d.sync += turn.eq(candidate)
+            # Room in `order` first: an answer without its channel would be lost.
             m.d.sync += serving.eq(asking.any() & order.i.ready)
         with m.Switch(turn):
             for channel, i in enumerate(self.i):
@@ -96,5 +98,6 @@ class CorrectorShare(wiring.Component):
             m.d.comb += [o.payload.eq(corrector.o.payload), o.valid.eq(corrector.o.valid & mine)]
             with m.If(mine):
                 m.d.comb += corrector.o.ready.eq(o.ready)
+        # Answers come in the order of the questions; the last item of one ends its turn.
         m.d.comb += order.o.ready.eq(corrector.o.valid & corrector.o.ready & corrector.o.payload.last)
         return m

@@ -105,6 +105,7 @@ class PageRouter(wiring.Component):
     def _choose(self, m: Module, o: Any, streams: list[Any]) -> None:
         """The first one that has anything."""
         m.d.comb += o.valid.eq(Cat(one.valid for one in streams).any())
+        # Reversed, as the last statement wins: the lowest channel goes first.
         for index, one in reversed(list(enumerate(streams))):
             with m.If(one.valid):
                 m.d.comb += o.payload.channel.eq(index)
