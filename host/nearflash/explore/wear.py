@@ -29,6 +29,6 @@ def erase_cycles(written_bytes_per_s: float, region_bytes: float, seconds: float
     return written_bytes_per_s * seconds * amplification / region_bytes
 
 
-def years(written_bytes_per_s: float, region_bytes: float, endurance: float, amplification: float = 1.0) -> float:
+def years(written_bytes_per_s: float, region_bytes: float, endurance: float) -> float:
     """Until cells that stand so many cycles are worn."""
-    return endurance / erase_cycles(written_bytes_per_s, region_bytes, SECONDS_PER_YEAR, amplification)
+    return endurance / erase_cycles(written_bytes_per_s, region_bytes, SECONDS_PER_YEAR)

@@ -64,14 +64,14 @@ def sparq_page_fraction(serving: Serving, compression: int = 8) -> float:
     return tokens + 0.5 * pages / compression
 
 
-def flexgen(serving: Serving, drives: int = 1, gpu: str = "a6000", sparq: bool = False) -> Outcome:
+def flexgen(serving: Serving, drives: int = 1, sparq: bool = False) -> Outcome:
     """An average decode step of the whole batch; sparq: reads and attends to an eighth of it, in whole pages.
 
     Raises PlanError for no drives.
     """
     if drives < 1:
         raise PlanError(f"drives must be 1 at least, not {drives}")
-    runtime, part = read_part(Runtime, "flexgen"), read_part(Gpu, gpu)
+    runtime, part = read_part(Runtime, "flexgen"), read_part(Gpu, "a6000")
     machine = flexgen_machine(runtime, part, read_part(Link, "pcie4-x16"), drives)
     policy = OffloadPolicy(serving.batch, 1, Shares(gpu=1), Shares(disk=1), Shares(gpu=1), overlap=False)
     prediction = predict(shape(serving.model), machine, Workload(serving.prompt, serving.new), policy)
@@ -89,9 +89,9 @@ def flexgen(serving: Serving, drives: int = 1, gpu: str = "a6000", sparq: bool =
     return _outcome(f"FlexGen{' SparQ' if sparq else ''}, {drives} SSD", serving, phases, prediction)
 
 
-def zero_inference(serving: Serving, gpu: str = "a6000") -> Outcome:
+def zero_inference(serving: Serving) -> Outcome:
     """An average decode step of ZeRO-Inference: weights and KV come from host memory for every layer."""
-    runtime, part = read_part(Runtime, "deepspeed-inference"), read_part(Gpu, gpu)
+    runtime, part = read_part(Runtime, "deepspeed-inference"), read_part(Gpu, "a6000")
     machine = flexgen_machine(runtime, part, read_part(Link, "pcie4-x16"))
     pageable = read_part(Link, "pcie4-x16-pageable")
     rate = pageable.bytes_per_s

@@ -175,10 +175,10 @@ def instinfer_step(
     )  # fmt: skip
 
 
-def instinfer_throughput(serving: Serving, csds: int = 1, selection: str = "dense", gpu: str = "a6000") -> float:
+def instinfer_throughput(serving: Serving, csds: int = 1, selection: str = "dense") -> float:
     """Tokens a second over prefill and decode. In prefill KV goes to flash while the GPU computes."""
-    step = instinfer_step(serving, csds, selection, gpu)
-    part, runtime = read_part(Gpu, gpu), read_part(Runtime, "flexgen")
+    step = instinfer_step(serving, csds, selection)
+    part, runtime = read_part(Gpu, "a6000"), read_part(Runtime, "flexgen")
     shape = serving.shape
     flops = 2 * shape.active * serving.batch * serving.prompt
     prefill = part.seconds(flops, 2 * shape.active, runtime.prefill_fraction)

@@ -44,12 +44,10 @@ class MeasuredHeads:
         return float(first * (tokens / low) ** slope)
 
 
-def sparf_page_step(
-    serving: Serving, csds: int = 1, part: str = "slc-1400", gpu: str = "a6000", overlapped: bool = True
-) -> Outcome:
+def sparf_page_step(serving: Serving, csds: int = 1, *, overlapped: bool = True) -> Outcome:
     """A decode step of the batch on so many drives with our engine at its measured rate."""
-    measured, shape = read_part(MeasuredHeads, part), serving.shape
-    other = instinfer_step(serving, csds, "sparf-page", gpu)
+    measured, shape = read_part(MeasuredHeads, "slc-1400"), serving.shape
+    other = instinfer_step(serving, csds, "sparf-page")
     heads = serving.batch * shape.layers * math.ceil(shape.kv_heads / csds)
     suffix = serving.suffix(measured.block_tokens)
     indexed = (
@@ -75,7 +73,7 @@ def sparf_page_step(
         capacity_bytes=other.capacity_bytes,
         traffic_bytes=other.traffic_bytes,
         assumptions=(
-            f"cycles a head of build {measured.digest[:12]}, simulated: {part}, groups of 4 query heads",
+            f"cycles a head of build {measured.digest[:12]}, simulated: slc-1400, groups of 4 query heads",
             "index blocks of 1,024 tokens; the tokens after the last one are read whole",
             "a page in eight gathered, int4 index: loss measured at d = 128 in attention.md, section 2",
             "half of a batch is on the GPU while the drives attend for the other half" if overlapped else "no overlap",

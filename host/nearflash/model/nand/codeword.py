@@ -68,8 +68,8 @@ def seal(
     return sealed
 
 
-def raw_codewords(sealed: Bytes, row: ArrayLike, lun: ArrayLike, *, place: int = 0) -> Bytes:
-    """(N, 552): sealed codewords as on NAND, at places `place`, `place` + 1, … of the page at (lun, row).
+def raw_codewords(sealed: Bytes, row: ArrayLike, lun: ArrayLike) -> Bytes:
+    """(N, 552): sealed codewords as on NAND, at places 0, 1, … of the page at (lun, row).
 
     Many pages at once: row and lun (P,), sealed (P, N, 528).
     """
@@ -78,7 +78,7 @@ def raw_codewords(sealed: Bytes, row: ArrayLike, lun: ArrayLike, *, place: int =
     padding = np.zeros((len(message), RAW_BYTES - MESSAGE_BYTES - PARITY_BYTES), np.uint8)
     codewords = np.hstack([message, parity(message), padding])
     rows, luns = (np.broadcast_to(np.expand_dims(x, -1), places).reshape(-1) for x in (row, lun))
-    numbers = np.broadcast_to(place + np.arange(places[-1]), places).reshape(-1)
+    numbers = np.broadcast_to(np.arange(places[-1]), places).reshape(-1)
     return (codewords ^ scrambling(rows, luns, numbers)).reshape(*places, RAW_BYTES)
 
 

@@ -141,8 +141,9 @@ def record(workload: HeadLoad) -> Recording:
         return Recording(clock_hz, workload.contexts, recorded, dict(_pages(heads)), ended)
 
 
-def record_waves(workload: HeadLoad, path: Path, first_cycle: int = 30_000, cycles: int = 2_000) -> None:
-    """Write the waves of `cycles` cycles from `first_cycle` of the batch on (VCD); builds a simulator with waves."""
+def record_waves(workload: HeadLoad, path: Path) -> None:
+    """Write waves (VCD) of 2,000 cycles from cycle 30,000 of the batch on; builds a simulator with waves."""
+    first_cycle, cycles = 30_000, 2_000
     with workload.open_device(waves=True) as device, place_heads(device, workload.vectors()) as heads:
         device.submit(PlacedBatch(device, heads, workload.contexts, 0).batch)
         device.kernel.start_trace(path, cycles, first_cycle)
