@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, get_type_hints
 
-__all__ = ["Option", "add_options", "options_of"]
+from nearflash.abi.errors import CommandError
+
+__all__ = ["Option", "add_options", "check_choices", "options_of"]
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a parameter of a bench is on the command line."""
+    """A parameter of a bench as the command line has it."""
 
     help: str
     """A full sentence."""
@@ -31,11 +33,18 @@ class Option:
 def options_of(run: Callable[..., Any]) -> dict[str, Option]:
     """The parameters that have an Option, by name."""
     hints = get_type_hints(run, include_extras=True)
-    found = {
-        name: [each for each in getattr(hints.get(name), "__metadata__", ()) if isinstance(each, Option)]
+    declared = {
+        name: [metadata for metadata in getattr(hints.get(name), "__metadata__", ()) if isinstance(metadata, Option)]
         for name in signature(run).parameters
     }
-    return {name: options[0] for name, options in found.items() if options}
+    return {name: options[0] for name, options in declared.items() if options}
+
+
+def check_choices(name: str, given: Collection[str] | None, known: Collection[str]) -> list[str]:
+    """The choices of an option, all that are `known` where none are given. Raises CommandError for others."""
+    if unknown := [str(choice) for choice in given or () if choice not in known]:
+        raise CommandError(f"{name} must be of {', '.join(known)}, not {', '.join(unknown)}")
+    return list(known if given is None else given)
 
 
 def add_options(parser: ArgumentParser, run: Callable[..., Any]) -> list[str]:

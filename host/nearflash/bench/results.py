@@ -30,7 +30,7 @@ _BEGIN, _END = "<!-- headline figures: nearflash results pages -->", "<!-- end o
 
 
 def machine() -> str:
-    """What this machine is: processor, cores, memory, system."""
+    """This machine in words: processor, cores, memory, system."""
     model = platform.processor() or platform.machine()
     try:
         info = Path("/proc/cpuinfo").read_text()
@@ -84,8 +84,8 @@ def outputs(root: Path) -> dict[Path, str]:
         f"\n{index}"
     )
     readme = (root / "README.md").read_text()
-    head, begin, rest = readme.partition(_BEGIN)
-    _, end, tail = rest.partition(_END)
+    head, begin, following = readme.partition(_BEGIN)
+    _, end, tail = following.partition(_END)
     if begin and end:
         pages[Path("README.md")] = f"{head}{begin}\n{_headline(plan['headline'], lines)}{end}{tail}"
     return pages
@@ -112,13 +112,13 @@ def read_lines(root: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    found = []
+    objects = []
     for number, text in enumerate(path.read_text().splitlines(), 1):
         try:
-            found.append(json.loads(text))
+            objects.append(json.loads(text))
         except ValueError as error:
             raise CommandError(f"{path} line {number} must be a JSON object: {error}") from None
-    return found
+    return objects
 
 
 def _page(

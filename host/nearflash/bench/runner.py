@@ -56,9 +56,9 @@ def measure(name: str, **options: Any) -> Iterator[dict[str, Any]]:
     if name == "all":
         if options.keys() - {"path"}:
             raise CommandError(f"{', '.join(options)} must be of one bench, not of all")
-        for each in bench_names():
-            known = signature(load_bench(each)).parameters
-            yield from measure(each, **{key: options[key] for key in options if key in known})
+        for bench in bench_names():
+            known = signature(load_bench(bench)).parameters
+            yield from measure(bench, **{key: options[key] for key in options if key in known})
         return
     run = load_bench(name)
     known = signature(run).parameters
@@ -126,10 +126,10 @@ def _git_revision() -> str | None:
 
 @cache
 def _tool_versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for tool in TOOLS:
         try:
-            found[tool] = version(tool)
+            versions[tool] = version(tool)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

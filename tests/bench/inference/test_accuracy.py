@@ -9,7 +9,7 @@ import torch
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.accuracy import _delta, measure, run
-from nearflash.bench.inference.recommended import MODES, every_setting, recommended
+from nearflash.bench.inference.recommended import MODES, every_setting, recommend
 from nearflash.bench.inference.settings import baseline, by_policy
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
 from nearflash.inference.calibration.texts import beginnings
@@ -116,5 +116,5 @@ def test_files_are_cut_to_their_beginning(tmp_path):
 
 def test_every_mode_has_a_setting(tiny_model):
     config = tiny_model.config
-    assert [recommended(config, mode).mode for mode in MODES] == [str(mode) for mode in MODES]
+    assert [recommend(config, mode).mode for mode in MODES] == [str(mode) for mode in MODES]
     assert {setting.mode for setting in every_setting(config)} == set(MODES) - {"dense", "sparq"}

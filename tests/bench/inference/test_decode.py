@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.bench.inference.contexts import random_contexts, random_model, text_contexts
-from nearflash.bench.inference.decode import DecodeCase, measure, opened
+from nearflash.bench.inference.decode import DecodeCase, measure, open_case
 from nearflash.bench.inference.full_kv import FullKvEngine
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.io.measure import Rate
@@ -94,7 +94,7 @@ def test_a_step_that_fails_gives_threads_back(contexts, monkeypatch):
 
 def test_files_are_large_enough_for_the_contexts_and_the_steps(contexts, tmp_path):
     case = DecodeCase("eighth", contexts, 1 << 20, EIGHTH, PROFILE)
-    with opened(case, tmp_path) as engine:
+    with open_case(case, tmp_path) as engine:
         for _ in range(contexts.batch):
             number = engine.add()
             for layer in range(2):

@@ -15,7 +15,7 @@ from nearflash.abi.errors import CommandError, StateError
 from nearflash.bench.inference import generate
 from nearflash.bench.inference import memory_reads as memory_reads_module
 from nearflash.bench.inference.contexts import random_contexts, random_model, text_contexts
-from nearflash.bench.inference.decode import DecodeCase, opened
+from nearflash.bench.inference.decode import DecodeCase, open_case
 from nearflash.bench.inference.full_kv import FullKvEngine
 from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
@@ -101,7 +101,7 @@ def test_what_does_not_fit_memory_is_left_out(small, monkeypatch):
 
 
 def test_parts_that_do_not_exist(small):
-    with pytest.raises(CommandError, match="parts must be some of 2k, none, not 9k"):
+    with pytest.raises(CommandError, match="parts must be of 2k, none, not 9k"):
         next(generate.run(["9k"]))
 
 
@@ -111,7 +111,7 @@ def test_full_kv_attends_as_the_host_engine_does(tmp_path):
     for name in ("full-kv", "full-kv-kept", "ollm-like", "dense"):
         (tmp_path / name).mkdir()
         own = case(name, 192, AttentionPolicy() if name == "dense" else None, keeps="kept" in name)
-        with opened(replace(own, memory_bytes=layer_bytes), tmp_path / name) as engine:
+        with open_case(replace(own, memory_bytes=layer_bytes), tmp_path / name) as engine:
             assert isinstance(engine, CpuEngine if name == "dense" else FullKvEngine)
             numbers = [engine.add() for _ in range(2)]
             for layer in range(SMALL.layers):
@@ -140,7 +140,7 @@ def test_full_kv_wants_whole_contexts_first(tmp_path):
 
 
 def test_stores_of_the_bench_hold_their_contexts(tmp_path):
-    with opened(case("sparf-page", 2048, generate.POLICIES["sparf-page"]), tmp_path) as engine:
+    with open_case(case("sparf-page", 2048, generate.POLICIES["sparf-page"]), tmp_path) as engine:
         assert isinstance(engine.store, KvStore)
         assert engine.store.flash.geometry.pages >= 2 * 9 * 36
 

@@ -26,5 +26,5 @@ def test_a_long_sequence_and_one_crowd(small):
 
 def test_parts(small):
     assert [row["case"] for row in kv.run(["long"])] == ["long"]
-    with pytest.raises(CommandError, match="parts must be some of long, crowded, not short"):
+    with pytest.raises(CommandError, match="parts must be of long, crowded, not short"):
         next(kv.run(["short"]))

@@ -9,7 +9,7 @@ pytest.importorskip("accelerate")
 
 from transformers import AutoModelForCausalLM
 
-from nearflash.bench.offload import mixture, runtime
+from nearflash.bench.offload import mixture
 from nearflash.weights import open_checkpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -46,7 +46,7 @@ def test_activations_stay_finite_from_layer_to_layer(tmp_path):
 
 
 def test_a_quarter_of_the_bytes_holds_experts(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "_PROBE_BYTES", 32 << 20)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 32 << 20)
     rows = list(mixture.measure(tmp_path, SIZES | {"num_local_experts": 32}))
     cases = {row["case"]: row for row in rows}
     assert {"planned", "all-experts", "accelerate", "accelerate-cold", "ratios"} <= cases.keys()

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def test_every_case_gives_the_same_tokens(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "_PROBE_BYTES", 32 << 20)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 32 << 20)
     policy = OffloadPolicy(2, 2, Shares(disk=1), Shares(host=1), Shares(gpu=1), cpu_attention=True)
     rows = list(runtime.run(folder, tmp_path, 5, 6, 4, (2, 5), policy=policy))
     cases = [row["case"] for row in rows]
@@ -77,7 +77,7 @@ def test_a_mixture_reads_what_is_routed(tmp_path, monkeypatch):
         num_key_value_heads=2, head_dim=16, max_position_embeddings=128, num_local_experts=8, pad_token_id=0,
         eos_token_id=2,
     )).save_pretrained(tmp_path / "model")  # fmt: skip
-    monkeypatch.setattr(runtime, "_PROBE_BYTES", 32 << 20)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 32 << 20)
     policy = OffloadPolicy(1, 1, Shares(disk=1), Shares(host=1), Shares(gpu=1), cpu_attention=True)
     rows = {
         row["case"]: row
@@ -93,7 +93,7 @@ def test_a_mixture_reads_what_is_routed(tmp_path, monkeypatch):
 
 def test_the_planner_chooses_within_the_memory_given(folder, tmp_path, monkeypatch):
     pytest.importorskip("scipy")
-    monkeypatch.setattr(runtime, "_PROBE_BYTES", 32 << 20)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 32 << 20)
     rows = {row["case"]: row for row in runtime.run(folder, tmp_path, 3, 6, 4, (3,), memory_fraction=3)}
     planned = rows["planned"]
     predicted = planned["predicted"]
@@ -116,10 +116,10 @@ def test_no_plan_within_too_little_memory(folder, tmp_path):
 
 
 def test_a_policy_that_is_given_is_not_compared_with_a_prediction():
-    assert runtime._compared({"tokens_per_second": 1.0}, {}) == {}
+    assert runtime._compare({"tokens_per_second": 1.0}, {}) == {}
     row = {"tokens_per_second": 4.0, "peak_bytes": {"gpu": 50, "host": 0, "disk": 7}}
     predicted = {"tokens_per_second": 5.0, "peak_bytes": {"gpu": 100, "host": 10, "disk": 0}}
-    found = runtime._compared(row, predicted)
+    found = runtime._compare(row, predicted)
     assert found["error"] == pytest.approx(0.25) and found["predicted"] is predicted
     assert found["peak_fraction_of_predicted"] == {"gpu": 0.5, "host": 0.0}
 

@@ -1,27 +1,27 @@
 """Crash points of stores whose sequences outlast them: there are none that are wrong, and wrong ones are found."""
 
-from nearflash.bench.storage.kept_crashes import kept_crash_points
+from nearflash.bench.storage.kept_crashes import find_kept_crash_points
 from nearflash.storage.kv.pool import PagePool
 
 
 def test_no_image_of_a_life_is_wrong(tmp_path):
-    found = kept_crash_points(tmp_path / "kv", actions=3, tries=1, seed=1)
+    found = find_kept_crash_points(tmp_path / "kv", actions=3, tries=1, seed=1)
     assert found.journal_images > 20 and found.page_images > 100 and found.continued > 10 and not found.bad
     assert not list(tmp_path.iterdir())
 
 
 def test_no_end_of_a_journal_is_wrong(tmp_path):
-    found = kept_crash_points(tmp_path / "kv", actions=12, tries=0, seed=1)
+    found = find_kept_crash_points(tmp_path / "kv", actions=12, tries=0, seed=1)
     assert found.journal_images > 100 and not found.page_images and not found.bad
 
 
 def test_pages_ahead_of_their_journal_are_found(tmp_path):
     """The control: an older note names K and V of newer tokens."""
-    found = kept_crash_points(tmp_path / "kv", actions=6, tries=0, seed=1, ahead=False)
+    found = find_kept_crash_points(tmp_path / "kv", actions=6, tries=0, seed=1, ahead=False)
     assert any("that its note does not state" in one for one in found.bad)
 
 
 def test_a_flush_that_leaves_pages_in_memory_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(PagePool, "flush", lambda self: None)
-    found = kept_crash_points(tmp_path / "kv", actions=6, tries=0, seed=1)
+    found = find_kept_crash_points(tmp_path / "kv", actions=6, tries=0, seed=1)
     assert any("tokens of note" in one for one in found.bad)

@@ -32,7 +32,7 @@ def measured(monkeypatch, tmp_path):
             weight[weight.abs() < 0.67] = 0
         yield method
 
-    for name, value in {"loaded": lambda name: (model, None), "linear_weights": lambda model: list(weights),
+    for name, value in {"load_named": lambda name: (model, None), "linear_weights": lambda model: list(weights),
                         "prune": prune, "disk_rate": lambda path: 2.5, "_REPEATS": 2}.items():  # fmt: skip
         monkeypatch.setattr(decode, name, value)
     return lambda formats, dtypes=("fp16",): list(
@@ -55,7 +55,7 @@ def test_every_format_has_its_options(format, expected):
 @pytest.mark.parametrize("dtype", [np.float16, np.uint16])
 def test_a_tensor_expands_to_what_its_format_holds(format, dtype):
     values = np.abs(pruned()).view(dtype)
-    tensor = decode._packed(values, format)
+    tensor = decode._pack(values, format)
     tensor.expand(tensor.out)
     assert tensor.lossless == ("int" not in format) and tensor.stored_bytes < tensor.dense.nbytes == values.nbytes
     assert (tensor.out == tensor.dense).all() == tensor.lossless and tensor.out.any()
@@ -63,13 +63,13 @@ def test_a_tensor_expands_to_what_its_format_holds(format, dtype):
 
 def test_a_tensor_that_stays_dense_is_copied():
     values = RNG.integers(0, 1 << 16, (64, 64)).astype(np.uint16)
-    tensor = decode._packed(values, "coded-bitmap")
+    tensor = decode._pack(values, "coded-bitmap")
     tensor.expand(tensor.out)
     assert tensor.stored_bytes == values.nbytes and tensor.out.tobytes() == values.tobytes()
 
 
 def test_other_bytes_of_lossless_tensors_are_mismatches():
-    right, wrong, lossy = (decode._copied(pruned()) for _ in range(3))
+    right, wrong, lossy = (decode._copy(pruned()) for _ in range(3))
     for each in (wrong, lossy):
         each.expand = lambda to: to.fill(1)
     lossy.lossless = False
@@ -78,8 +78,8 @@ def test_other_bytes_of_lossless_tensors_are_mismatches():
 
 
 def test_rates_are_of_dense_bytes_and_lie_in_their_range(monkeypatch):
-    tensors, seconds = [decode._copied(pruned()), decode._packed(pruned(), "bitmap")], iter([4, 1, 2, 9, 3, 5, 7] * 2)
-    monkeypatch.setattr(decode, "_timed", lambda work: (work(), next(seconds))[1])
+    tensors, seconds = [decode._copy(pruned()), decode._pack(pruned(), "bitmap")], iter([4, 1, 2, 9, 3, 5, 7] * 2)
+    monkeypatch.setattr(decode, "time_call", lambda work: (work(), next(seconds))[1])
     row, dense = decode._rates(tensors), 2 * 64 * 256 * 2
     assert row["bytes_fraction"] == (tensors[0].stored_bytes + tensors[1].stored_bytes) / dense
     assert row["decode_gbps_per_core"] == row["decode_gbps_of_all_cores"] == dense / 4 / 1e9
@@ -116,11 +116,6 @@ def test_a_loop_that_gives_other_bytes_is_seen_in_its_row(measured, monkeypatch)
 
 def test_threads_come_back_to_all_cores_after_an_error():
     before = os.sched_getaffinity(0)
-    with pytest.raises(ZeroDivisionError), decode.bound_to([min(before)]):
+    with pytest.raises(ZeroDivisionError), decode.bind_to([min(before)]):
         raise ZeroDivisionError
     assert os.sched_getaffinity(0) == before
-
-
-def test_the_disks_rate_leaves_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "_PROBE_BYTES", 1 << 20)
-    assert decode.disk_rate(tmp_path) > 0 and not list(tmp_path.iterdir())

@@ -34,7 +34,7 @@ def test_a_child_is_limited_and_its_parent_is_not():
     """By membership and limit: what becomes of a group's processes that go beyond it is the kernel's, and on a machine
     whose out-of-memory killer spares them they wait for ever."""
     before = groups()
-    with forward._limited(LIMIT_BYTES) as (kind, enter):
+    with forward._limit_memory(LIMIT_BYTES) as (kind, enter):
         code = "import resource; print(open('/proc/self/cgroup').read(), resource.getrlimit(resource.RLIMIT_DATA)[0])"
         command = [sys.executable, "-S", "-c", code]
         said, plain = (
@@ -53,7 +53,7 @@ def test_a_child_is_limited_and_its_parent_is_not():
 
 def test_no_group_is_left_after_an_error():
     before = groups()
-    with pytest.raises(ZeroDivisionError), forward._limited(LIMIT_BYTES):
+    with pytest.raises(ZeroDivisionError), forward._limit_memory(LIMIT_BYTES):
         raise ZeroDivisionError
     assert groups() == before
 
@@ -63,7 +63,7 @@ def test_a_folder_without_the_memory_controller_does_not_limit(tmp_path, monkeyp
     """A plain file was written there, named as a cgroup's, and the child ran without a limit."""
     (tmp_path / folder).mkdir(exist_ok=True)
     monkeypatch.setattr(forward, "_CGROUPS", tmp_path)
-    with forward._limited(LIMIT_BYTES) as (kind, enter):
+    with forward._limit_memory(LIMIT_BYTES) as (kind, enter):
         assert kind == "RLIMIT_DATA"
         assert ends(enter, 1 << 20) == 0 and ends(enter, 4 * LIMIT_BYTES) != 0
     assert not list((tmp_path / folder).glob("nearflash*"))

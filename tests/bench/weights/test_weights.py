@@ -90,7 +90,7 @@ def test_no_lossless_format_is_below_the_bound():
 
 
 def test_speeds_of_decoding_beside_a_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "_PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 1 << 20)
     rows = rows_of("decode", dtype="bf16", path=tmp_path)
     assert {"copy", "bitmap", "coded-bitmap", "int4"} <= {row["format"] for row in rows}
     for row in rows:
@@ -102,7 +102,7 @@ def test_threads_of_the_process_come_back_to_all_cores():
     import os
 
     before = os.sched_getaffinity(0)
-    with decode.bound_to([min(before)]):
+    with decode.bind_to([min(before)]):
         assert os.sched_getaffinity(0) == {min(before)}
     assert os.sched_getaffinity(0) == before
 
@@ -124,7 +124,7 @@ def test_the_large_models_folders_hold_one_model(folders):
 
 
 def test_loading_compares_times_with_bytes(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "_PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 1 << 20)
     rows = {row["format"]: row for row in loading.measure(folders, tmp_path)}
     assert rows["dense"]["bytes_fraction"] == 1 and rows["dense"]["speedup_over_bytes_ratio"] == 1
     for row in rows.values():
@@ -134,7 +134,7 @@ def test_loading_compares_times_with_bytes(folders, tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_passes_under_a_cap_give_the_same_logits(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "_PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 1 << 20)
     rows = {row["case"]: row for row in forward.measure(folders, tmp_path)}
     assert rows.keys() == {"accelerate", "bitmap", "coded-bitmap"}
     for row in rows.values():
@@ -142,6 +142,6 @@ def test_passes_under_a_cap_give_the_same_logits(folders, tmp_path, monkeypatch)
 
 
 def test_a_process_over_its_cap_is_named(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "_PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 1 << 20)
     rows = list(forward.measure(folders, tmp_path, 16 << 20))
     assert all("did not end: " in row["skipped"] for row in rows)

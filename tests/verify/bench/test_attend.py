@@ -38,5 +38,5 @@ def test_parts_run_in_their_own_order(monkeypatch):
 
 
 def test_unknown_parts_are_named_before_anything_runs():
-    with pytest.raises(CommandError, match=f"parts must be of {', '.join(PARTS)}, not 'x'"):
+    with pytest.raises(CommandError, match=f"parts must be of {', '.join(PARTS)}, not x"):
         next(run(["selector", "x"]))

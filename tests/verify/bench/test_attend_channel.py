@@ -4,7 +4,7 @@ import pytest
 
 from nearflash.gateware.nand.luns import TICK_LOG2
 from nearflash.sim.nand.parts import nand_part
-from nearflash.verify.bench.attend_channel import MIXES, compared, controller
+from nearflash.verify.bench.attend_channel import MIXES, compare, controller
 from nearflash.verify.fixtures.nand_channel import ChannelTiming
 
 CLOCK_HZ = 285_000_000
@@ -17,7 +17,7 @@ def bench():
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_cycles_are_those_of_the_rtl_within_three_hundredths(bench, mix):
-    rtl, event = compared(bench, mix, 150)
+    rtl, event = compare(bench, mix, 150)
     assert event == pytest.approx(rtl, rel=0.03)
 
 

@@ -35,5 +35,5 @@ def test_a_kernel_expands_a_group_a_cycle(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_parts_are_named() -> None:
-    with pytest.raises(CommandError, match="parts must be of bitmap, topk, kernel, not 'coded'"):
+    with pytest.raises(CommandError, match="parts must be of bitmap, topk, kernel, not coded"):
         list(expand.run(parts=["coded"]))

@@ -31,7 +31,7 @@ def test_rows_are_equal_to_the_model_and_near_the_roofline() -> None:
 
 
 def test_other_state_formats_are_refused() -> None:
-    with pytest.raises(CommandError, match="state_formats must be of fp32, bf16, mx8, not 'fp8'"):
+    with pytest.raises(CommandError, match="state_formats must be of fp32, bf16, mx8, not fp8"):
         list(run(params=16, config="update-tiny", state_formats=["fp8"]))
 
 

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference import retrieval
-from nearflash.bench.inference.recommended import MODES, every_setting, recommended
+from nearflash.bench.inference.recommended import MODES, every_setting, recommend
 from nearflash.bench.inference.settings import Setting
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.calibration.choose import AUTO, choose_policy
 from nearflash.inference.calibration.texts import beginnings
@@ -61,8 +61,7 @@ def run(
     """
     if mode is not None and mode not in MODES:
         raise CommandError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-    if not set(parts) <= set(PARTS):
-        raise CommandError(f"parts must be of {', '.join(PARTS)}, not {', '.join(parts)}")
+    check_choices("parts", parts, PARTS)
     if any(count <= _WINDOW for count in tokens):
         raise CommandError(f"tokens must be more than {_WINDOW}, those that are measured, not {min(tokens)}")
     try:
@@ -73,7 +72,7 @@ def run(
     loaded.set_attn_implementation(NAME)
     if RETRIEVAL in parts:
         yield from retrieval.measure(model, loaded, tokenizer, mode)
-    settings = [recommended(loaded.config, mode or "sparf-page", policy)] if POLICY in parts else []
+    settings = [recommend(loaded.config, mode or "sparf-page", policy)] if POLICY in parts else []
     settings += every_setting(loaded.config) if SWEEP in parts else []
     _, _, sentence = choose_policy(loaded.config, kv_shape_of(loaded.config), 1 << 20, policy)
     for count in sorted(tokens) if settings else ():
@@ -98,18 +97,18 @@ def measure(
 
     The model's attention is one that can be replaced.
     """
-    attend_dense, every = recommended(model.config, "dense"), any(setting.history for setting in settings)
+    attend_dense, every = recommend(model.config, "dense"), any(setting.history for setting in settings)
     dense = _Losses()
-    found = [_Losses() for _ in settings]
+    losses_by_setting = [_Losses() for _ in settings]
     seen = range(0)
     for ids in texts:
         prefix = Prefix(model, ids[:-window], history=every)
         seen = range(len(ids) - window + 1, len(ids) + 1)
-        for losses, setting in zip([dense, *found], [attend_dense, *settings], strict=True):
+        for losses, setting in zip([dense, *losses_by_setting], [attend_dense, *settings], strict=True):
             loss, use = prefix.loss(ids[-window:], setting.attend)
             losses.losses.append(loss)
             losses.uses.append(use)
-    for setting, losses in zip(settings, found, strict=True):
+    for setting, losses in zip(settings, losses_by_setting, strict=True):
         yield _row(name, setting, losses, dense, seen)
 
 

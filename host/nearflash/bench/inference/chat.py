@@ -127,26 +127,26 @@ def run(
         yield {"case": "history", "tokens": tokens, "time_to_first_token_s": done.prefill_s, "policy": policy,
                "rope": loaded.config.get_text_config(decoder=True).rope_parameters,
                "threads": torch.get_num_threads()}  # fmt: skip
-        found: dict[str, list[_Turn]] = {}
-        for name, talk in (("stored", _stored), ("reopened", _reopened), ("killed", _killed)):
-            own = _copy(history, Path(folder) / name)
-            found[name] = []
-            for turn in talk(chat, loaded, tokenizer, own):
-                found[name].append(turn)
+        turns: dict[str, list[_Turn]] = {}
+        for name, talk in (("stored", _run_stored), ("reopened", _run_reopened), ("killed", _run_killed)):
+            copy = _copy(history, Path(folder) / name)
+            turns[name] = []
+            for turn in talk(chat, loaded, tokenizer, copy):
+                turns[name].append(turn)
                 yield {"case": name, **_row(turn)}
-        computed = [_computed(loaded, found["stored"][place], new_tokens) for place in (0, -1)]
+        computed = [_compute_again(loaded, turns["stored"][index], new_tokens) for index in (0, -1)]
         for turn in computed:
             yield {"case": "computed", **_row(turn)}
-    yield _summary(found, computed)
+    yield _summary(turns, computed)
 
 
-def _stored(chat: _Chat, model: Any, tokenizer: Any, path: Path) -> Iterator[_Turn]:
+def _run_stored(chat: _Chat, model: Any, tokenizer: Any, path: Path) -> Iterator[_Turn]:
     engine, _ = chat.engine(model, path)
     with engine, Session(model, tokenizer, engine) as session:
         yield from chat.turns(session, 1, len(QUESTIONS))
 
 
-def _reopened(chat: _Chat, model: Any, tokenizer: Any, path: Path) -> Iterator[_Turn]:
+def _run_reopened(chat: _Chat, model: Any, tokenizer: Any, path: Path) -> Iterator[_Turn]:
     for number in range(1, len(QUESTIONS) + 1):
         start = time.perf_counter()
         engine, _ = chat.engine(model, path)
@@ -154,11 +154,11 @@ def _reopened(chat: _Chat, model: Any, tokenizer: Any, path: Path) -> Iterator[_
             yield from chat.turns(session, number, number, start)
 
 
-def _killed(chat: _Chat, model: Any, tokenizer: Any, path: Path) -> Iterator[_Turn]:
+def _run_killed(chat: _Chat, model: Any, tokenizer: Any, path: Path) -> Iterator[_Turn]:
     """The turns from the one on in which the process was killed."""
     processes = get_context("spawn")
     mine, its = processes.Pipe()
-    process = processes.Process(target=_until_killed, args=(chat, path, its))
+    process = processes.Process(target=_run_until_killed, args=(chat, path, its))
     process.start()
     its.close()
     mine.recv()  # a reply's second token is there, its turn is not at its end
@@ -170,7 +170,7 @@ def _killed(chat: _Chat, model: Any, tokenizer: Any, path: Path) -> Iterator[_Tu
         yield from chat.turns(session, KILLED_TURN, len(QUESTIONS), start)
 
 
-def _until_killed(chat: _Chat, path: Path, told: Connection) -> None:
+def _run_until_killed(chat: _Chat, path: Path, told: Connection) -> None:
     """The turns before, and the beginning of the one in which another process kills this one."""
     model, tokenizer = chat.model()
     engine, _ = chat.engine(model, path)
@@ -186,7 +186,7 @@ def _until_killed(chat: _Chat, path: Path, told: Connection) -> None:
         session.reply(QUESTIONS[KILLED_TURN - 1], max_new_tokens=chat.new_tokens, progress=wait)
 
 
-def _computed(model: Any, turn: _Turn, new_tokens: int) -> _Turn:
+def _compute_again(model: Any, turn: _Turn, new_tokens: int) -> _Turn:
     """The same prompt by transformers alone."""
     ids = torch.tensor([turn.prompt])
     model.set_attn_implementation("sdpa")
@@ -204,18 +204,20 @@ def _computed(model: Any, turn: _Turn, new_tokens: int) -> _Turn:
     return _Turn(turn.number, first_s, 0, new, turn.prompt)
 
 
-def _summary(found: dict[str, list[_Turn]], computed: list[_Turn]) -> dict[str, Any]:
+def _summary(turns_by_case: dict[str, list[_Turn]], computed: list[_Turn]) -> dict[str, Any]:
     again = statistics.median(turn.time_to_first_token_s for turn in computed)
-    first = {name: statistics.median(turn.time_to_first_token_s for turn in turns) for name, turns in found.items()}
-    stored = {turn.number: turn.tokens for turn in found["stored"]}
+    first = {
+        name: statistics.median(turn.time_to_first_token_s for turn in turns) for name, turns in turns_by_case.items()
+    }
+    stored = {turn.number: turn.tokens for turn in turns_by_case["stored"]}
     return {
         "time_to_first_token_s": first,
         "time_to_first_token_s_computed": again,
         "speedup_by_case": {name: again / seconds for name, seconds in first.items()},
-        "after_kill": again / found["killed"][0].time_to_first_token_s,
+        "after_kill": again / turns_by_case["killed"][0].time_to_first_token_s,
         "same_tokens": {
             name: sum(turn.tokens == stored[turn.number] for turn in turns) / len(turns)
-            for name, turns in (*found.items(), ("computed", computed))
+            for name, turns in (*turns_by_case.items(), ("computed", computed))
         },
         "of": "seconds to the first token of computing all again over those of a turn, medians of turns; same_tokens: "
         "share of the turns whose replies are those of the first case",

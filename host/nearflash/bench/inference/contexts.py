@@ -1,4 +1,4 @@
-"""What the steps of bench `generate` decode after: random numbers, or K and V of English text.
+"""Contexts that the steps of bench `generate` decode after: random numbers, or K and V of English text.
 
 Text is that of the reference manual that comes with Python (pydoc_data.topics), in pieces of TEXT_TOKENS tokens, as
 many as the model has positions for; a context of more is K and V of several pieces one after the other, each sequence's
@@ -58,7 +58,7 @@ class Contexts:
 
 
 def default_config(layers: int = 30) -> PreTrainedConfig:
-    """Of a model of 9 query and 3 KV heads of 64, with 30 layers of 135 M parameters."""
+    """The configuration of a model of 9 query and 3 KV heads of 64, with 30 layers of 135 M parameters."""
     return LlamaConfig(
         hidden_size=576, intermediate_size=1536, num_hidden_layers=layers, num_attention_heads=9, num_key_value_heads=3,
         vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=1 << 16,
@@ -100,12 +100,12 @@ def text_contexts(model: Any, tokenizer: Any, batch: int, steps: int, tokens: in
     texts = []
     for number, row in enumerate(rows):
         print(f"K and V of text {number + 1} of {batch}, {tokens} tokens", file=sys.stderr, flush=True)
-        texts.append(_prefilled(model, row[:tokens]))
+        texts.append(_prefill(model, row[:tokens]))
 
     def kv(layer: int) -> Iterator[tuple[F16, F16]]:
         for sequence in range(batch):
-            own = [texts[(sequence + 1 + step) % batch][layer] for step in range(batch)]
-            k, v = (np.concatenate([each[part] for each in own], axis=1) for part in range(2))
+            parts = [texts[(sequence + 1 + step) % batch][layer] for step in range(batch)]
+            k, v = (np.concatenate([text[part] for text in parts], axis=1) for part in range(2))
             yield k, v
 
     about = {
@@ -116,16 +116,16 @@ def text_contexts(model: Any, tokenizer: Any, batch: int, steps: int, tokens: in
 
 
 def _sizes(model: Any) -> str:
-    """What a model is, in words."""
+    """Describe a model's sizes."""
     config, shape = model.config.get_text_config(decoder=True), kv_shape(model)
-    millions = sum(each.numel() for each in model.parameters()) / 1e6
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     return (
         f"{config.model_type}, {millions:.0f} M parameters: {shape.layers} layers, {config.num_attention_heads} query "
         f"and {shape.kv_heads} KV heads of {shape.dim}"
     )
 
 
-def _prefilled(model: Any, ids: Tensor) -> list[tuple[F16, F16]]:
+def _prefill(model: Any, ids: Tensor) -> list[tuple[F16, F16]]:
     """K and V (heads, tokens, d) of each layer."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():

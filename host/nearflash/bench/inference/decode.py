@@ -11,7 +11,6 @@ others        CpuEngine, or GpuEngine, by the policy of that name
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from transformers import DynamicCache
 
 from nearflash.bench.inference.contexts import Contexts
 from nearflash.bench.inference.full_kv import FullKvEngine
+from nearflash.bench.stopwatch import time_call
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.engines.paged.engine import PagedEngine
@@ -34,7 +34,7 @@ from nearflash.inference.setup import CPU, default_layout, open_engine, split_ca
 from nearflash.storage.io.profile import DriveProfile
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["DecodeCase", "measure", "opened"]
+__all__ = ["DecodeCase", "measure", "open_case"]
 
 _REPEATED = "ollm-like"
 _OFFLOADED = "offloaded"
@@ -42,7 +42,7 @@ _OFFLOADED = "offloaded"
 
 @dataclass(frozen=True)
 class DecodeCase:
-    """What is measured."""
+    """A decode step to be measured."""
 
     name: str
     contexts: Contexts
@@ -108,11 +108,11 @@ def measure(case: DecodeCase, warm_up: int, steps: int) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the other cores are for the threads that read, and for those of the engine
     try:
-        with _prepared(case) as (step, engine):
+        with _prepare(case) as (step, engine):
             for _ in range(warm_up):
                 step()
             before = engine.counters + EngineCounters()
-            times = [_timed(step) for _ in range(steps)]
+            times = [time_call(step) for _ in range(steps)]
             counters, memory = engine.counters - before, engine.cache_bytes
             suffixes = engine.store.suffix_bytes if isinstance(engine, PagedEngine) else 0
     finally:
@@ -140,7 +140,7 @@ def measure(case: DecodeCase, warm_up: int, steps: int) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(case: DecodeCase, folder: Path) -> Iterator[Any]:
+def open_case(case: DecodeCase, folder: Path) -> Iterator[Any]:
     """The case's engine, empty, its file in `folder`."""
     shape, tokens, batch = case.contexts.shape, case.contexts.tokens, case.contexts.batch
     if case.name == "model":
@@ -165,14 +165,14 @@ def opened(case: DecodeCase, folder: Path) -> Iterator[Any]:
 
 @dataclass
 class _InMemory:
-    """What a DynamicCache has in place of an engine."""
+    """Counters of a DynamicCache, in place of an engine's."""
 
     cache_bytes: int
     counters: EngineCounters = field(default_factory=EngineCounters)
 
 
 @contextmanager
-def _prepared(case: DecodeCase) -> Iterator[tuple[Callable[[], None], Any]]:
+def _prepare(case: DecodeCase) -> Iterator[tuple[Callable[[], None], Any]]:
     """A decode step after the contexts, and the engine."""
     contexts = case.contexts
     if case.name in ("memory", _OFFLOADED):
@@ -182,7 +182,7 @@ def _prepared(case: DecodeCase) -> Iterator[tuple[Callable[[], None], Any]]:
             kept.update(k.to(contexts.model.device), v.to(contexts.model.device), layer)
         yield _step(contexts, kept), _InMemory(case.kv_bytes)
         return
-    with tempfile.TemporaryDirectory() as folder, opened(case, Path(folder)) as engine:
+    with tempfile.TemporaryDirectory() as folder, open_case(case, Path(folder)) as engine:
         with NearflashCache(engine) as cache:
             for layer in range(contexts.shape.layers):
                 for sequence, kv in zip(cache.batch_sequences(contexts.batch), contexts.kv(layer), strict=True):
@@ -205,9 +205,3 @@ def _step(contexts: Contexts, cache: Any) -> Callable[[], None]:
         out.logits.argmax(-1).tolist()  # a GPU has computed it then
 
     return step
-
-
-def _timed(step: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start

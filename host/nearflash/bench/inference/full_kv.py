@@ -106,8 +106,8 @@ class FullKvEngine(Engine):
             kv = torch.from_numpy(self._view(read))
             heads = range(self._kv_shape[2])
             outs = [
-                _attend_head(torch.from_numpy(own[head]).float() * scaling, kv[sequence, :, head], last)
-                for sequence, own in zip(sequences, q.reshape(len(q), len(heads), -1, q.shape[-1]), strict=True)
+                _attend_head(torch.from_numpy(query[head]).float() * scaling, kv[sequence, :, head], last)
+                for sequence, query in zip(sequences, q.reshape(len(q), len(heads), -1, q.shape[-1]), strict=True)
                 for head, last in zip(heads, self._last(sequence, layer), strict=True)
             ]
             self._counters.heads += len(outs)

@@ -28,7 +28,7 @@ from nearflash.bench.inference.gpu import NO_GPU, on_gpu
 from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
 from nearflash.bench.offload import mixture, runtime
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.inference.calibration.choose import UNIFORM, choose_policy
 from nearflash.inference.models import load_model
 from nearflash.inference.policy.estimate import READ_DEPTH, index_bytes
@@ -73,12 +73,10 @@ def run(
     ] = None,
 ) -> Iterator[dict[str, Any]]:
     """The disk's rates, rows of each of the `parts`, and their speedups. Raises CommandError for others."""
-    wanted = [*STEPS] if parts is None else [part for part in STEPS if part in parts]
-    if parts is not None and len(wanted) < len(set(parts)):
-        raise CommandError(f"parts must be some of {', '.join(STEPS)}, not {', '.join(parts)}")
+    wanted = check_choices("parts", parts, STEPS)
     profile = _profile()
     yield _rates_row(profile)
-    for part in wanted:
+    for part in filter(wanted.__contains__, STEPS):
         if part == SHORT:
             yield from ({"part": part, **row} for row in short_contexts(_random_model(model)))
         elif part == OFFLOAD:
@@ -128,7 +126,7 @@ def _random_model(model: str | None) -> Any:
 
 
 def _cases(part: str, contexts: Contexts, profile: DriveProfile) -> Iterator[DecodeCase]:
-    """What a part measures."""
+    """The cases of a part."""
     text = part == TEXT
     yield DecodeCase("full-kv", contexts, MEMORY_BYTES)
     if text:
@@ -180,12 +178,12 @@ def _speedups(part: str, rows: dict[str, dict[str, Any]], profile: DriveProfile)
 def _roofline_fraction(row: dict[str, Any], model: dict[str, Any], profile: DriveProfile) -> float:
     rate = profile.rate("random", row["page_bytes"], READ_DEPTH)
     io_s = row["flash_bytes_per_token"] * row["batch"] / rate / 1e9
-    own_s, step_s = (each["batch"] / each["tokens_per_second"] for each in (model, row))
+    own_s, step_s = (measured["batch"] / measured["tokens_per_second"] for measured in (model, row))
     return max(io_s, own_s) / step_s
 
 
 def _profile() -> DriveProfile:
-    """What the disk under temporary files gives now."""
+    """Rates of the disk under temporary files, measured now."""
     folder = Path(tempfile.gettempdir())
     large = measure_drive(folder, blocks=(_LARGE_BYTES,), depths=(_LARGE_DEPTH,))
     return DriveProfile("now", (*large, *measure_random(folder, pages=PAGE_BYTES, depths=(READ_DEPTH,))))

@@ -1,4 +1,4 @@
-"""What a run of about 10,000 tokens does to the flash: bytes programmed for each byte appended, erases of its blocks.
+"""Wear of the flash by a run of about 10,000 tokens: bytes programmed for each byte appended, erases of its blocks.
 
     long         one sequence: a prompt of 9,000 tokens, 1,000 more one by one
     turnover     12 sequences of 500 to 1,150 tokens, four at a time: prompts of 200 tokens, the others one by one in
@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.errors import CommandError
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
@@ -46,12 +45,9 @@ def run(
     ] = None,
 ) -> Iterator[dict[str, Any]]:
     """A row for each case (the `parts`). Raises CommandError for another one."""
-    wanted = list(CASES if parts is None else parts)
-    if not set(wanted) <= set(CASES):
-        raise CommandError(f"parts must be some of {', '.join(CASES)}, not {', '.join(wanted)}")
-    for case in wanted:
-        lengths, prompt, at_a_time, room = CASES[case]
-        with tempfile.TemporaryDirectory() as folder, _store(Path(folder) / "kv", room) as store:
+    for case in check_choices("parts", parts, CASES):
+        lengths, prompt, at_a_time, room_tokens = CASES[case]
+        with tempfile.TemporaryDirectory() as folder, _store(Path(folder) / "kv", room_tokens) as store:
             _fill(store, lengths, prompt, at_a_time)
             yield {"case": case} | _wear(store)
 
@@ -68,9 +64,9 @@ def _fill(store: KvStore, lengths: tuple[int, ...], prompt: int, at_a_time: int)
     waiting = [_one(store, seed, tokens, prompt, free=seed < len(lengths) - 1) for seed, tokens in enumerate(lengths)]
     running = [waiting.pop(0) for _ in range(at_a_time)]
     while running:
-        one = running.pop(0)
-        if next(one, None) is not None:
-            running.append(one)
+        first = running.pop(0)
+        if next(first, None) is not None:
+            running.append(first)
         elif waiting:
             running.append(waiting.pop(0))
     store.flush()

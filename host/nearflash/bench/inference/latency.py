@@ -1,4 +1,4 @@
-"""What the time of a decode step goes to, from the rows of the bench.
+"""Parts of the time of a decode step, from the rows of the bench.
 
 nearflash bench generate --json > rows.jsonl; python -m nearflash.bench.inference.latency rows.jsonl
 docs/results/latency.png
@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     figure, axes = pyplot.subplots(1, len(parts), figsize=(4.5 * len(parts), 3), squeeze=False, layout="constrained")
     for axis, part in zip(axes[0], parts, strict=True):
         mine = [row for row in rows if row["part"] == part]
-        for place, row in enumerate(mine):
+        for position, row in enumerate(mine):
             start = 0.0
             for name, milliseconds in breakdown(row).items():
-                low, beside = (place + 0.22, 0.0) if name == READ else (place - 0.1, start)
+                low, beside = (position + 0.22, 0.0) if name == READ else (position - 0.1, start)
                 axis.barh(low, milliseconds, height=0.2 if name == READ else 0.4, left=beside, color=colours[name])
                 start += milliseconds
         axis.set(title=f"{part}: {mine[0]['context']:,} tokens, batch {mine[0]['batch']}", xlabel="ms of a decode step")

@@ -6,14 +6,14 @@ the chosen KV page groups, once each.
 
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nearflash.bench.inference.contexts import default_config, random_contexts, random_model
-from nearflash.bench.inference.decode import DecodeCase, opened
+from nearflash.bench.inference.decode import DecodeCase, open_case
+from nearflash.bench.stopwatch import time_call
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.io.profile import DriveProfile
 
@@ -29,19 +29,17 @@ def memory_reads(policy: AttentionPolicy, profile: DriveProfile, tokens: int = T
     shape, layers = contexts.shape, range(LAYERS)
     case = DecodeCase("memory", contexts, 4 * SEQUENCES * tokens * shape.token_bytes, policy, profile, keeps=True)
     q = np.random.default_rng(1).standard_normal((SEQUENCES, shape.kv_heads, contexts.group, shape.dim))
-    with tempfile.TemporaryDirectory() as folder, opened(case, Path(folder)) as engine:
+    with tempfile.TemporaryDirectory() as folder, open_case(case, Path(folder)) as engine:
         numbers = [engine.add() for _ in range(SEQUENCES)]
         for layer in layers:
             for number, kv in zip(numbers, contexts.kv(layer), strict=True):
                 engine.append(number, layer, *kv)
         engine.store.flush()
         asked = engine.counters.flash_bytes.get("token", 0)
-        times = []
-        for _ in range(REPEATS + 1):
-            start = time.perf_counter()
-            for layer in layers:
-                engine.attend(layer, numbers, q.astype(np.float16))
-            times.append(time.perf_counter() - start)
+        query = q.astype(np.float16)
+        times = [
+            time_call(lambda: [engine.attend(layer, numbers, query) for layer in layers]) for _ in range(REPEATS + 1)
+        ]
         chosen = engine.counters.flash_bytes["token"] - asked
     rows = policy.resolve(tokens, shape.dim, case.pages).score_dims
     scored = rows * tokens * case.pages.index_format.bits // 8 * SEQUENCES * shape.kv_heads * LAYERS
@@ -61,9 +59,5 @@ def memory_reads(policy: AttentionPolicy, profile: DriveProfile, tokens: int = T
 
 def _memory_rate() -> float:
     """Bytes a second of one thread that adds up a large array."""
-    words, times = np.ones(_BUFFER_BYTES // 8, np.int64), []
-    for _ in range(5):
-        start = time.perf_counter()
-        words.sum()
-        times.append(time.perf_counter() - start)
-    return words.nbytes / statistics.median(times)
+    words = np.ones(_BUFFER_BYTES // 8, np.int64)
+    return words.nbytes / statistics.median(time_call(words.sum) for _ in range(5))

@@ -19,13 +19,13 @@ Point = tuple[float, float, float]
 
 def points(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Point]]]:
     """(flash fraction, delta NLL in percent, its error), rising in the fraction, by mode, by model."""
-    found: dict[str, dict[str, list[Point]]] = {}
+    by_model: dict[str, dict[str, list[Point]]] = {}
     for row in rows:
         if "delta_nll_percent" in row and row["mode"] != "dense":
             error = row["delta_nll_percent_error"] or 0.0
             point = (row["flash_fraction"], row["delta_nll_percent"], error)
-            found.setdefault(row["model"], {}).setdefault(row["mode"], []).append(point)
-    return {model: {mode: sorted(each) for mode, each in modes.items()} for model, modes in found.items()}
+            by_model.setdefault(row["model"], {}).setdefault(row["mode"], []).append(point)
+    return {model: {mode: sorted(drawn) for mode, drawn in modes.items()} for model, modes in by_model.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

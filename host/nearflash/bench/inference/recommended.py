@@ -16,7 +16,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.setup import default_layout
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["MODES", "every_setting", "recommended"]
+__all__ = ["MODES", "every_setting", "recommend"]
 
 MODES = (*AttentionMode, *BASELINES)
 _LOCAL = 64
@@ -25,7 +25,7 @@ _LONG = 1 << 20
 """Tokens: settings are those of a long context."""
 
 
-def recommended(config: Any, mode: str, policy: str | Path = AUTO) -> Setting:
+def recommend(config: Any, mode: str, policy: str | Path = AUTO) -> Setting:
     """The setting of a mode that a user of this model should begin with.
 
     config: the model's; policy: a policy file for `sparf-page`, or "auto". Raises CommandError for a mode that is not
@@ -37,17 +37,17 @@ def recommended(config: Any, mode: str, policy: str | Path = AUTO) -> Setting:
         return baseline(mode, _BASELINE_BUDGET)
     dim = kv_shape_of(config).dim
     if mode == AttentionMode.DENSE:
-        return by_policy(AttentionPolicy(), _published_layout(dim), dim)
+        return by_policy(AttentionPolicy(), _layout_as_published(dim), dim)
     if mode == AttentionMode.SPARF_PAGE:
         return by_policy(*_page(config, policy), dim)
-    return _published(AttentionMode(mode), dim, 1 / 16)
+    return _setting_as_published(AttentionMode(mode), dim, 1 / 16)
 
 
 def every_setting(config: Any) -> list[Setting]:
     """All settings that a full run measures."""
     dim, (policy, layout) = kv_shape_of(config).dim, _page(config, AUTO)
-    published = [_published(AttentionMode.SPARF, dim, top_k) for top_k in (1 / 32, 1 / 16, 1 / 8)]
-    by_logits = _published(AttentionMode.SPARF, dim, 1 / 16, by_probability=False)
+    published = [_setting_as_published(AttentionMode.SPARF, dim, top_k) for top_k in (1 / 32, 1 / 16, 1 / 8)]
+    by_logits = _setting_as_published(AttentionMode.SPARF, dim, 1 / 16, by_probability=False)
     alike = [_alike(dim, layout, top_p) for top_p in (0.9, 0.95)]
     baselines = [baseline(mode, top_k) for mode in BASELINES for top_k in (0.1, 0.2, 0.4)]
     return [*published, by_logits, *alike, by_policy(policy, layout, dim), *baselines]
@@ -59,13 +59,13 @@ def _page(config: Any, policy: str | Path) -> tuple[AttentionPolicy, KvLayout]:
     return chosen, layout or default_layout(shape.dim, chosen, _LONG)
 
 
-def _published(mode: AttentionMode, dim: int, top_k: float, *, by_probability: bool = True) -> Setting:
+def _setting_as_published(mode: AttentionMode, dim: int, top_k: float, *, by_probability: bool = True) -> Setting:
     """An eighth of the dims."""
     policy = AttentionPolicy(mode, dim // 8, top_k, local_window=_LOCAL, by_probability=by_probability)
-    return by_policy(policy, _published_layout(dim), dim)
+    return by_policy(policy, _layout_as_published(dim), dim)
 
 
-def _published_layout(dim: int) -> KvLayout:
+def _layout_as_published(dim: int) -> KvLayout:
     """K and V apart, pages of 4 KiB filled with tokens, a fp16 index of two dims a page."""
     return KvLayout(TokenLayout.capacity(4096, dim, False), False, 1024, IndexFormat.FP16, 4096)
 

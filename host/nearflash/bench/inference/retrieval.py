@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearflash.bench.inference.recommended import recommended
+from nearflash.bench.inference.recommended import recommend
 from nearflash.bench.inference.settings import Setting
 from nearflash.inference.calibration.window import FlashUse, Prefix
 
@@ -40,10 +40,10 @@ def prompt(tokenizer: Any, tokens: int, seed: int) -> tuple[Tensor, list[Tensor]
     draw = random.Random(seed)
     words = draw.sample(_WORDS, len(_NAMES))
     facts = [f"\n{name} ={word}\n" for name, word in zip(_NAMES, words, strict=True)]
-    each = len(tokenizer("".join(_FILLER))["input_ids"]) / len(_FILLER)
-    sentences = [draw.choice(_FILLER) for _ in range(int((tokens - 8 * len(facts)) / each))]
-    for place, fact in enumerate(draw.sample(facts, len(facts))):
-        sentences.insert((2 * place + 1) * len(sentences) // (2 * len(facts)), fact)
+    sentence_tokens = len(tokenizer("".join(_FILLER))["input_ids"]) / len(_FILLER)
+    sentences = [draw.choice(_FILLER) for _ in range(int((tokens - 8 * len(facts)) / sentence_tokens))]
+    for number, fact in enumerate(draw.sample(facts, len(facts))):
+        sentences.insert((2 * number + 1) * len(sentences) // (2 * len(facts)), fact)
     questions = [tokenizer(f"\n{name} =", add_special_tokens=False)["input_ids"] for name in _NAMES]
     answers = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words]
     ids = tokenizer("".join(sentences))["input_ids"]
@@ -54,29 +54,29 @@ def measure(
     name: str, model: Any, tokenizer: Any, mode: str | None, tokens: tuple[int, ...] = (4096,), prompts: int = 5
 ) -> Iterator[dict[str, Any]]:
     """A row for each of the modes (or the one), and each length of the prompt; the model's attention is replaced."""
-    modes = [each for each in _MODES if mode in (None, each)]
-    settings = [recommended(model.config, each) for each in modes]
+    modes = [name_of_mode for name_of_mode in _MODES if mode in (None, name_of_mode)]
+    settings = [recommend(model.config, name_of_mode) for name_of_mode in modes]
     for count in tokens:
-        found: list[list[bool]] = [[] for _ in settings]
+        hits: list[list[bool]] = [[] for _ in settings]
         uses: list[list[FlashUse]] = [[] for _ in settings]
         for seed in range(prompts):
             ids, questions, answers = prompt(tokenizer, count, seed)
             prefix = Prefix(model, ids, history=False)
-            for place, setting in enumerate(settings):
+            for index, setting in enumerate(settings):
                 for number, question in enumerate(questions):
                     logits, use = prefix.logits(question, setting.attend)
-                    found[place].append(int(logits[-1, answers].argmax()) == number)
-                    uses[place].append(use)
-        yield from (_row(name, s, len(ids), f, u) for s, f, u in zip(settings, found, uses, strict=True))
+                    hits[index].append(int(logits[-1, answers].argmax()) == number)
+                    uses[index].append(use)
+        yield from (_row(name, s, len(ids), f, u) for s, f, u in zip(settings, hits, uses, strict=True))
 
 
-def _row(name: str, setting: Setting, tokens: int, found: list[bool], uses: list[FlashUse]) -> dict[str, Any]:
+def _row(name: str, setting: Setting, tokens: int, hits: list[bool], uses: list[FlashUse]) -> dict[str, Any]:
     return {
         "model": name,
         "task": "retrieval",
         "mode": setting.mode,
         "tokens": tokens,
-        "questions": len(found),
-        "found_fraction": sum(found) / len(found),
+        "questions": len(hits),
+        "found_fraction": sum(hits) / len(hits),
         "flash_fraction": FlashUse.mean(uses).all,
     }

@@ -44,18 +44,18 @@ def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
     """Attention by a policy, reading pages of `layout` by the codeword, the suffix in memory; `sparq` what it uses."""
 
     def attend(given: HeadWindow) -> tuple[Tensor, FlashUse]:
-        own = policy.at(given.layer, given.head)
-        done = sparse_attention(given.q, given.k, given.v, given.tokens, own, layout, given.scaling)
-        if own.mode is AttentionMode.SPARQ:
+        head_policy = policy.at(given.layer, given.head)
+        done = sparse_attention(given.q, given.k, given.v, given.tokens, head_policy, layout, given.scaling)
+        if head_policy.mode is AttentionMode.SPARQ:
             score_dims, chosen = done.score_dims.sum(dim=-1) / (2 * dim), done.chosen.sum(dim=-1) / given.tokens
             return done.out, FlashUse(index=float(score_dims.mean()), gather=float(chosen.mean()))
         reads = flash_reads(done.score_dims, done.chosen, given.tokens, layout, suffix_in_memory=True)
-        by_codeword = [each.bytes for each in (reads.index, reads.suffix, reads.gather, reads.memory)]
+        by_codeword = [read.bytes for read in (reads.index, reads.suffix, reads.gather, reads.memory)]
         parts = (*by_codeword, reads.pages * layout.page_bytes)
         return done.out, FlashUse(*(float((part / dense_bytes(given.tokens, dim)).mean()) for part in parts))
 
-    own = list(policy.overrides.values()) or [policy]
-    score_dims = sum(each.resolve(layout.block_tokens, dim, layout).score_dims for each in own) / len(own)
+    policies = list(policy.overrides.values()) or [policy]
+    score_dims = sum(head.resolve(layout.block_tokens, dim, layout).score_dims for head in policies) / len(policies)
     keys = {
         "score_dims": score_dims, "top_k": policy.top_k, "top_p": policy.top_p, "local_window": policy.local_window,
         "by_probability": policy.by_probability, "index_bits": layout.index_format.bits,

@@ -52,11 +52,11 @@ def short_contexts(model: Any, tokens: tuple[int, ...] = TOKENS, steps: int = ST
 @contextmanager
 def _load() -> Iterator[None]:
     """A busy process for each processor."""
-    each = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
     try:
         yield
     finally:
-        for process in each:
+        for process in processes:
             process.kill()
             process.wait()
 
@@ -67,11 +67,11 @@ def _times(model: Any, cache: Any, context: int, steps: int) -> tuple[float, flo
     ids = torch.randint(model.config.get_text_config(decoder=True).vocab_size, (1, context))
     ours: list[float] = []
     theirs: list[float] = []
-    each = ((NAME, cache, ours), ("sdpa", DynamicCache(config=model.config), theirs))
+    caches = ((NAME, cache, ours), ("sdpa", DynamicCache(config=model.config), theirs))
     try:
         with torch.no_grad():
             for step in range(steps + 1):
-                for attention, kept, spent in each:
+                for attention, kept, spent in caches:
                     model.set_attn_implementation(attention)
                     start = time.perf_counter()
                     model(ids if not step else ids[:, step : step + 1], past_key_values=kept, logits_to_keep=1)

@@ -14,7 +14,7 @@ import torch
 from accelerate import disk_offload
 from transformers import AutoModelForCausalLM
 
-from nearflash.bench.page_cache import drop, write_back
+from nearflash.bench.disk import drop, write_back
 from nearflash.weights.pretrained import silent_transformers
 
 __all__ = ["AccelerateCase", "greedy"]
@@ -23,7 +23,7 @@ __all__ = ["AccelerateCase", "greedy"]
 @torch.no_grad()
 def greedy(model: Any, rows: Sequence[Sequence[int]], batch_size: int, new_tokens: int) -> list[list[int]]:
     """New tokens of each prompt, batch after batch, padded on the left; no text ends early."""
-    found = []
+    tokens = []
     for at in range(0, len(rows), batch_size):
         batch = [list(row) for row in rows[at : at + batch_size]]
         width = max(map(len, batch))
@@ -34,8 +34,8 @@ def greedy(model: Any, rows: Sequence[Sequence[int]], batch_size: int, new_token
                 input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens,
                 do_sample=False, pad_token_id=0, eos_token_id=None,
             )  # fmt: skip
-        found += out[:, width:].tolist()
-    return found
+        tokens += out[:, width:].tolist()
+    return tokens
 
 
 class AccelerateCase:
@@ -55,8 +55,8 @@ class AccelerateCase:
     def run(self, rows: Sequence[Sequence[int]], batch_size: int, new_tokens: int) -> tuple[list[list[int]], float]:
         """New tokens, and seconds."""
         start = perf_counter()
-        found = greedy(self.model, rows, batch_size, new_tokens)
-        return found, perf_counter() - start
+        tokens = greedy(self.model, rows, batch_size, new_tokens)
+        return tokens, perf_counter() - start
 
     def close(self) -> None:
         """Remove the files."""

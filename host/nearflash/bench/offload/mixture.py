@@ -57,7 +57,7 @@ def write_mixture(folder: Path, sizes: dict[str, int]) -> int:
         file = f"model-{number + 1:05d}-of-{config.num_hidden_layers:05d}.safetensors"
         save_file(tensors, folder / file, {"format": "pt"})
         places.update(dict.fromkeys(tensors, file))
-        total += sum(each.nbytes for each in tensors.values())
+        total += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     return total
@@ -78,8 +78,8 @@ def _layer(config: Any, number: int, random: torch.Generator) -> Iterator[tuple[
     yield f"{prefix}block_sparse_moe.gate.weight", _normal(random, config.num_local_experts, hidden) * 0.3
     for expert in range(config.num_local_experts):
         for name, shape in (("w1", (inner, hidden)), ("w3", (inner, hidden)), ("w2", (hidden, inner))):
-            place = f"{prefix}block_sparse_moe.experts.{expert}.{name}.weight"
-            yield place, _normal(random, *shape) * shape[1] ** -0.5
+            leaf = f"{prefix}block_sparse_moe.experts.{expert}.{name}.weight"
+            yield leaf, _normal(random, *shape) * shape[1] ** -0.5
 
 
 def _normal(random: torch.Generator, *shape: int) -> torch.Tensor:

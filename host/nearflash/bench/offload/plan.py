@@ -37,14 +37,14 @@ def run(
     shapes = _Shapes(data["models"])
     if blind is not None:
         for row in _blind_rows(blind):
-            found = _predicted(row, shapes, form)
+            prediction = _predict_row(row, shapes, form)
             decode_only = row.get("decode_only", False)
-            value = found.decode_tokens_per_second if decode_only else found.tokens_per_second
+            value = prediction.decode_tokens_per_second if decode_only else prediction.tokens_per_second
             yield {"id": row["id"], "value": value, "unit": "token/s", "form": form}
         return
     for row in data["rows"]:
-        found = _predicted(row, shapes, form)
-        values = _values(found)
+        prediction = _predict_row(row, shapes, form)
+        values = _values(prediction)
         for name, published in row["published"].items():
             unit = "token/s" if name == "tokens_per_second" else "s"
             yield {"id": f"{row['id']} {name}", "value": values[name], "unit": unit, "published": published,
@@ -60,12 +60,12 @@ class _Shapes:
     def __getitem__(self, name: str) -> ModelShape:
         if name not in self._models:
             raise CommandError(f"model must be one of {', '.join(self._models)}, not {name!r}")
-        own = self._models[name]
-        hidden = own["hidden_size"]
-        return from_config({**self._common, **own, "ffn_dim": 4 * hidden, "word_embed_proj_dim": hidden})
+        sizes = self._models[name]
+        hidden = sizes["hidden_size"]
+        return from_config({**self._common, **sizes, "ffn_dim": 4 * hidden, "word_embed_proj_dim": hidden})
 
 
-def _predicted(row: Mapping[str, Any], shapes: _Shapes, form: Form) -> Prediction:
+def _predict_row(row: Mapping[str, Any], shapes: _Shapes, form: Form) -> Prediction:
     weights, cache, states = (_shares(row["percent"], at) for at in (0, 2, 4))
     policy = OffloadPolicy(
         row["gbs"],
@@ -84,11 +84,11 @@ def _shares(percent: Sequence[float], at: int) -> Shares:
     return Shares(gpu / 100, host / 100, (100 - gpu - host) / 100)
 
 
-def _values(found: Prediction) -> dict[str, float]:
-    values = {"tokens_per_second": found.tokens_per_second}
-    for phase, seconds in (("prefill", found.prefill_s), ("decode", found.decode_s)):
+def _values(prediction: Prediction) -> dict[str, float]:
+    values = {"tokens_per_second": prediction.tokens_per_second}
+    for phase, seconds in (("prefill", prediction.prefill_s), ("decode", prediction.decode_s)):
         values[f"{phase}_seconds"] = seconds
-        values |= {f"{phase}_{part}_seconds": value for part, value in found.breakdown(phase).items()}
+        values |= {f"{phase}_{part}_seconds": value for part, value in prediction.breakdown(phase).items()}
     return values
 
 
@@ -112,5 +112,5 @@ def _check_row(row: Any) -> None:
         if type(value) is not kinds[key]:
             raise CommandError(f"{key} of a row must be {kinds[key].__name__}, not {value!r}")
     percent = row["percent"]
-    if len(percent) != 6 or not all(isinstance(each, int | float) for each in percent):
+    if len(percent) != 6 or not all(isinstance(share, int | float) for share in percent):
         raise CommandError(f"percent of a row must be six numbers, not {percent!r}")

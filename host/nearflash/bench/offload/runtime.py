@@ -26,6 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nearflash.abi.errors import CommandError
+from nearflash.bench.disk import disk_rate
 from nearflash.bench.offload.accelerate_case import AccelerateCase, greedy
 from nearflash.bench.options import Option
 from nearflash.offload import OffloadedModel
@@ -33,7 +34,6 @@ from nearflash.offload.machine.plan import machine_here, model_shape, plan_here
 from nearflash.planning.cost import expert_seconds, predict
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.search import Workload
-from nearflash.storage.io.bandwidth import Probe
 from nearflash.weights import open_checkpoint
 from nearflash.weights.convert import copy_others, write_model
 from nearflash.weights.pretrained import SMOLLM2, load_pretrained, silent_transformers
@@ -41,7 +41,6 @@ from nearflash.weights.pretrained import SMOLLM2, load_pretrained, silent_transf
 __all__ = ["run"]
 
 _GPU, _HOST, _DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
-_PROBE_BYTES = 512 << 20
 
 
 def run(
@@ -64,9 +63,9 @@ def run(
     if sequences < 1 or prompt_tokens < 1 or new_tokens < 1 or not batch_sizes:
         raise CommandError("sequences, prompt_tokens, new_tokens and batch_sizes must be 1 at least")
     folder = Path(tempfile.gettempdir()) if path is None else path
-    with _folder_of(model, folder) as found:
+    with _folder_of(model, folder) as opened:
         sizes = sequences, prompt_tokens, new_tokens
-        yield from _rows(found, folder, sizes, batch_sizes, memory_fraction, policy, expert_bytes)
+        yield from _rows(opened, folder, sizes, batch_sizes, memory_fraction, policy, expert_bytes)
 
 
 @contextmanager
@@ -90,12 +89,12 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     sequences, prompt_tokens, new_tokens = sizes
     if policy is None:
-        planned, predicted = _planned(model, folder, sizes, memory_fraction)
+        planned, predicted = _plan(model, folder, sizes, memory_fraction)
     else:
-        planned, predicted = policy, _predicted(model, folder, sizes, policy, expert_bytes)
+        planned, predicted = policy, _predict(model, folder, sizes, policy, expert_bytes)
     rows = torch.randint(3, _vocabulary(model), (sequences, prompt_tokens), generator=torch.Generator().manual_seed(1))
     measured = _Runtime(model, folder, rows.tolist(), new_tokens)
-    yield {"case": "disk", "read_gb_per_s": measured.disk_rate(), "unit": "GB/s", "of": "direct reads of 16 MiB"}
+    yield {"case": "disk", "read_gb_per_s": disk_rate(folder), "unit": "GB/s", "of": "direct reads of 16 MiB"}
     size, count = planned.batch_size, planned.num_batches
     ours = {
         "planned": planned,
@@ -111,11 +110,11 @@ def _rows(
     if expert_bytes is not None:
         ours["all-experts"] = planned
     measured.warm_up(planned, expert_bytes if planned.weights.disk else None)
-    for case, own in ours.items():
-        routed = expert_bytes if own.weights.disk and case != "all-experts" else None
-        row = measured.ours(case, own, routed)
+    for case, case_policy in ours.items():
+        routed = expert_bytes if case_policy.weights.disk and case != "all-experts" else None
+        row = measured.ours(case, case_policy, routed)
         if case == "planned":
-            row |= _compared(row, predicted)
+            row |= _compare(row, predicted)
         speeds[case] = row["tokens_per_second"]
         if case in ("host", "disk-weights") and _fits(row, predicted):
             fitting.add(case)
@@ -136,7 +135,7 @@ def _rows(
     }  # fmt: skip
 
 
-def _planned(
+def _plan(
     model: Path, folder: Path, sizes: tuple[int, int, int], memory_fraction: float
 ) -> tuple[OffloadPolicy, dict[str, Any]]:
     """The planner's policy, and what it predicts: tokens a second, and bytes of each tier at most."""
@@ -152,17 +151,17 @@ def _planned(
     }  # fmt: skip
 
 
-def _predicted(
+def _predict(
     model: Path, folder: Path, sizes: tuple[int, int, int], policy: OffloadPolicy, expert_bytes: int | None
 ) -> dict[str, Any]:
-    """What the planner predicts of a policy's block; with `expert_bytes`, of the first, when no expert is in memory."""
+    """Predict a policy's block; with `expert_bytes`, of the first, when no expert is in memory."""
     _, prompt_tokens, new_tokens = sizes
     shape, _ = model_shape(model)
     machine, _ = machine_here(model, shape, folder, again=True)
     workload = Workload(prompt_tokens, new_tokens)
     if expert_bytes is None:
-        found = predict(shape, machine, workload, policy)
-        seconds = found.prefill_s, found.decode_s
+        prediction = predict(shape, machine, workload, policy)
+        seconds = prediction.prefill_s, prediction.decode_s
     else:
         share = min(1.0, expert_bytes / sum(tensor.stored_bytes for tensor in open_checkpoint(model).values()))
         seconds = expert_seconds(shape, machine, workload, policy, share)
@@ -176,8 +175,8 @@ def _fits(row: dict[str, Any], predicted: dict[str, Any]) -> bool:
     return sum(row["peak_bytes"].get(tier, 0) for tier in ("gpu", "host")) <= sum(memory.values())
 
 
-def _compared(row: dict[str, Any], predicted: dict[str, Any]) -> dict[str, Any]:
-    """What was measured over what was predicted, less one; and peaks as shares of those that were predicted."""
+def _compare(row: dict[str, Any], predicted: dict[str, Any]) -> dict[str, Any]:
+    """The predicted rate over the measured one, less one; and peaks as shares of the predicted ones."""
     if not predicted:
         return {}
     peaks = {tier: size / predicted["peak_bytes"][tier] for tier, size in row["peak_bytes"].items()
@@ -190,17 +189,11 @@ def _compared(row: dict[str, Any], predicted: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Runtime:
-    """What the cases share: prompts, and transformers' tokens by batch size."""
+    """Prompts of the cases, and transformers' tokens by batch size."""
 
     def __init__(self, model: Path, folder: Path, rows: list[list[int]], new_tokens: int) -> None:
         self._model, self._folder, self._rows, self._new = model, folder, rows, new_tokens
         self._plain: dict[tuple[int, bool], list[list[int]]] = {}
-
-    def disk_rate(self) -> float:
-        """Of this run, GB/s."""
-        with Probe(self._folder, _PROBE_BYTES) as probe:
-            probe.write(probe.size_bytes)
-            return probe.size_bytes / probe.read(probe.size_bytes) / 1e9
 
     def warm_up(self, policy: OffloadPolicy, expert_bytes: int | None) -> None:
         """Touch the memory that a policy takes, and the model's file."""
@@ -230,16 +223,17 @@ class _Runtime:
     def _row(
         self, case: str, batch_size: int, tokens: list[list[int]], seconds: float, *, one_by_one: bool = False
     ) -> dict[str, Any]:
-        same = sum(one == other for one, other in zip(tokens, self._expected(batch_size, one_by_one), strict=True))
+        plain = self._generate_in_memory(batch_size, one_by_one)
+        same = sum(ours == theirs for ours, theirs in zip(tokens, plain, strict=True))
         return {
             "case": case, "batch_size": batch_size, "sequences": len(tokens), "new_tokens": self._new,
             "prompt_tokens": len(self._rows[0]), "tokens_per_second": len(tokens) * self._new / seconds,
             "seconds": seconds, "same_fraction": same / len(tokens), "unit": "new tokens of all sequences per second",
         }  # fmt: skip
 
-    def _expected(self, batch_size: int, one_by_one: bool) -> list[list[int]]:
-        """one_by_one: experts are computed one after another, as where they are loaded so; together, as transformers
-        does by itself, sums come in another order and tokens of bf16 may differ.
+    def _generate_in_memory(self, batch_size: int, one_by_one: bool) -> list[list[int]]:
+        """transformers' tokens. one_by_one: experts are computed one after another, as where they are loaded so;
+        together, as transformers does by itself, sums come in another order and tokens of bf16 may differ.
         """
         key = batch_size, one_by_one
         if key not in self._plain:

@@ -97,17 +97,17 @@ def _wrong(
     try:
         warnings.simplefilter("ignore", LostStepWarning)  # of superblocks that are torn
         with StateStore.open(paths, direct=False, backend=disk) as store:
-            found = oracle.found(store, expected)
-            if found is None:
+            version = oracle.find_version(store, expected)
+            if version is None:
                 return f"at step {store.steps}, not exactly at one of {expected}"
-            crashes.newer += len(versions) > 1 and found == versions[-1]
+            crashes.newer += len(versions) > 1 and version == versions[-1]
             if crashes.points % CONTINUED:
                 return None
-            following = found[0] + 1, 2
+            following = version[0] + 1, 2
             oracle.write(store, following)
             oracle.commit(store, following)
         with StateStore.open(paths, direct=False, backend=disk) as store:
-            return None if oracle.is_at(store, following) else f"the step after {found} went wrong"
+            return None if oracle.is_at(store, following) else f"the step after {version} went wrong"
     except StateError as error:
         # A state whose creation was interrupted may be refused.
         return str(error) if versions else None

@@ -128,17 +128,17 @@ class FaultVector:
             return
         # A rollback that fails on its way to the drive has left the step already.
         readable = versions if self.operation == "rollback" else versions[:1]
-        if self._store is not None and self._oracle.found(self._store, readable) is None:
+        if self._store is not None and self._oracle.find_version(self._store, readable) is None:
             yield "the open store does not read its last step"
         self.close()
         with self._open() as self._store:
-            found = self._oracle.found(self._store, versions)
-            if found is None:
+            version = self._oracle.find_version(self._store, versions)
+            if version is None:
                 yield f"it opens at step {self._store.steps}, not exactly at one of {versions}"
                 return
-            self._step((found[0] + 1, 1))
+            self._step((version[0] + 1, 1))
         with self._open() as store:
-            if not self._oracle.is_at(store, (found[0] + 1, 1)):
+            if not self._oracle.is_at(store, (version[0] + 1, 1)):
                 yield "it does not go on"
 
     def close(self) -> None:
@@ -176,11 +176,11 @@ def _run(folder: Path, operation: str, files: int, faults: Faults, at: int, kind
             calls = case.disk.calls
         else:
             faults.injected += 1
-            place = f"{operation} of {files} files, call {at}, fault {kind}"
+            what = f"{operation} of {files} files, call {at}, fault {kind}"
             try:
-                faults.bad += [f"{place}: {problem}" for problem in case.problems()]
+                faults.bad += [f"{what}: {problem}" for problem in case.problems()]
             except Exception as error:  # what is not a named error counts as bad, whatever it is
-                faults.bad.append(f"{place}: {error!r}")
+                faults.bad.append(f"{what}: {error!r}")
             calls = []
         case.close()
     return calls

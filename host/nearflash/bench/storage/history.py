@@ -1,4 +1,4 @@
-"""What a store does in its life, and at which steps it may be found after a crash in the middle of it."""
+"""The life of a store, and the steps at which it may be found after a crash in the middle of it."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -51,8 +51,8 @@ class Oracle:
         self._before: dict[Version, Version] = {}
 
     def bytes_of(self, version: Version, array: StateArray, extent: Extent) -> NDArray[np.uint8]:
-        """What the version holds there, aligned for direct I/O. Not to be written to."""
-        while not self._changed(version, extent):
+        """Bytes that the version holds there, aligned for direct I/O. Not to be written to."""
+        while not self._changes(version, extent):
             version = self._before[version]
         key = version, array.name, extent.index
         if key not in self._known:
@@ -98,7 +98,7 @@ class Oracle:
                     return False
         return True
 
-    def found(self, store: StateStore, versions: Sequence[Version]) -> Version | None:
+    def find_version(self, store: StateStore, versions: Sequence[Version]) -> Version | None:
         """Which of the versions the store is at; None where it is at none, or damaged."""
         try:
             return next((version for version in versions if self.is_at(store, version)), None)
@@ -106,10 +106,10 @@ class Oracle:
             return None
 
     def _extents(self, version: Version) -> list[Extent]:
-        return [extent for extent in self.manifest.extents if self._changed(version, extent)]
+        return [extent for extent in self.manifest.extents if self._changes(version, extent)]
 
     @staticmethod
-    def _changed(version: Version, extent: Extent) -> bool:
+    def _changes(version: Version, extent: Extent) -> bool:
         return version[0] == 0 or (version[0] + extent.index) % 3 != 0
 
     def _tensor_steps(self, version: Version) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ def record(paths: Sequence[Path], disk: LoggedDisk, oracle: Oracle, steps: int) 
     events: list[Event] = []
 
     class Recorded(StateStore):
-        """What is done on all files at once is logged in an order of its own, not of the threads."""
+        """A store whose parallel calls on all files are logged in an order of their own, not of the threads."""
 
         killed_in_commit = False
 
@@ -150,7 +150,7 @@ def record(paths: Sequence[Path], disk: LoggedDisk, oracle: Oracle, steps: int) 
                 raise _KilledError
             start = len(disk.log)
             results = super().each(action)
-            disk.log[start:] = _interleaved(disk.log[start:])
+            disk.log[start:] = _interleave(disk.log[start:])
             return results
 
     def during(versions: tuple[Version, ...], action: Callable[[], Any], after: Version | None = None) -> Any:
@@ -184,7 +184,7 @@ def record(paths: Sequence[Path], disk: LoggedDisk, oracle: Oracle, steps: int) 
     return events
 
 
-def _interleaved(log: Sequence[Write | Flush]) -> list[Write | Flush]:
+def _interleave(log: Sequence[Write | Flush]) -> list[Write | Flush]:
     """First what each file was given first, then what each was given second: as many at once as can be in flight."""
     seen: Counter[int] = Counter()
     ranks = []

@@ -29,7 +29,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.kv import KvShape, KvStore
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 
-__all__ = ["KeptCrashes", "kept_crash_points"]
+__all__ = ["KeptCrashes", "find_kept_crash_points"]
 
 SHAPE = KvShape(layers=2, kv_heads=1, dim=32)
 GEOMETRY = FlashGeometry(4096, pages_per_block=8, channels=1, luns=1, blocks=12)
@@ -62,13 +62,13 @@ class _Event:
     written: int
 
 
-def kept_crash_points(path: Path, *, actions: int, tries: int, seed: int, ahead: bool = True) -> KeptCrashes:
+def find_kept_crash_points(path: Path, *, actions: int, tries: int, seed: int, ahead: bool = True) -> KeptCrashes:
     """Record a life of so many calls of a kept store at `path`; at each of its points try every line of the journal
     that may be the last, and about `tries` images of pages (0: none).
 
     ahead=False: the control. Pages are programmed without waiting for the journal, which must show.
     """
-    disk, found = LoggedDisk(), KeptCrashes(0, 0, 0, [])
+    disk, crashes = LoggedDisk(), KeptCrashes(0, 0, 0, [])
     life = _Life(path, disk, seed, ahead)
     for _ in range(actions):
         life.act()
@@ -85,22 +85,22 @@ def kept_crash_points(path: Path, *, actions: int, tries: int, seed: int, ahead:
             disk.contents[0][:] = durable
             apply(disk.contents, pending, reached)
             journal_path(path).write_bytes(journal)
-            found.journal_images += kind == "journal"
-            found.page_images += kind == "pages"
-            place = found.journal_images + found.page_images
-            if wrong := _wrong(path, disk, event.promised, life.versions, rng, place % CONTINUED == 0):
-                found.bad.append(f"kept store, seed {seed}, event {number}, {kind} image {place}: {wrong}")
-            found.continued += place % CONTINUED == 0
+            crashes.journal_images += kind == "journal"
+            crashes.page_images += kind == "pages"
+            image = crashes.journal_images + crashes.page_images
+            if wrong := _wrong(path, disk, event.promised, life.versions, rng, image % CONTINUED == 0):
+                crashes.bad.append(f"kept store, seed {seed}, event {number}, {kind} image {image}: {wrong}")
+            crashes.continued += image % CONTINUED == 0
     path.unlink()
     journal_path(path).unlink()
-    return found
+    return crashes
 
 
 def _images(
     journal: bytes, event: _Event, pending: list[Write], tries: int, rng: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[np.bool_] | None, bytes]]:
     """Kind, which sectors of the pending writes reached the drive (None: all), and the journal."""
-    ends = [place + 1 for place in range(event.synced, event.written) if journal[place : place + 1] == b"\n"]
+    ends = [end + 1 for end in range(event.synced, event.written) if journal[end : end + 1] == b"\n"]
     torn = rng.integers(event.synced, event.written + 1, min(len(ends), 2)).tolist()
     for end in [event.synced, *ends, *torn]:
         yield "journal", None, journal[:end]
@@ -112,11 +112,11 @@ def _images(
         yield "pages", reached, journal[: int(rng.integers(event.synced, event.written + 1))]
 
 
-def _opened(path: Path, disk: LoggedDisk, journal: type[SequenceJournal], new_store: str = "") -> KvStore:
+def _open_store(path: Path, disk: LoggedDisk, journal: type[SequenceJournal], new_store: str = "") -> KvStore:
     flash = FileFlash.open(path, threads=1, direct=False, backend=disk)
     try:
-        own = journal.open(journal_path(path), flash.about[KEPT], new_store)
-        return KvStore(flash, SHAPE, LAYOUT, buffer_bytes=BUFFER_BYTES, journal=own)
+        opened = journal.open(journal_path(path), flash.about[KEPT], new_store)
+        return KvStore(flash, SHAPE, LAYOUT, buffer_bytes=BUFFER_BYTES, journal=opened)
     except BaseException:
         flash.close()
         raise
@@ -135,7 +135,7 @@ class _Life:
         self._rng = np.random.default_rng(seed)
         self._promised: dict[int, tuple[int, int]] = {}
         self._synced = self._seen = 0
-        self._journal = self._recorded()
+        self._journal = self._make_journal()
         flash = FileFlash.create(path, GEOMETRY, threads=1, direct=False, backend=disk)
         journal = self._journal.create(journal_path(path), self._name())
         self._began(KvStore(flash, SHAPE, LAYOUT, buffer_bytes=BUFFER_BYTES, journal=journal))
@@ -166,7 +166,7 @@ class _Life:
         self.record()
 
     def record(self) -> None:
-        """What the flash was given since the last time are events of now."""
+        """Make what the flash was given since the last time events of now."""
         for what in self._disk.log[self._seen :]:
             self._add(what)
         self._seen = len(self._disk.log)
@@ -178,13 +178,13 @@ class _Life:
 
     def _turn(self, number: int) -> None:
         """As a session's: reuse, note, append, reply, note, flush. It may break off anywhere."""
-        before = self._stated(number)
+        before = self._kv_of_note(number)
         stored = min(self._store.lengths[number], before.shape[2])
         shared = stored if self._rng.random() < 0.4 else int(self._rng.integers(stored + 1))
-        prompt = np.concatenate([before[:, :, :shared], self._drawn(int(self._rng.integers(1, 50)))], axis=2)
+        prompt = np.concatenate([before[:, :, :shared], self._draw(int(self._rng.integers(1, 50)))], axis=2)
         self._crop(number, shared)
         self._note(number, prompt)
-        whole = np.concatenate([prompt, self._drawn(int(self._rng.integers(0, 20)))], axis=2)
+        whole = np.concatenate([prompt, self._draw(int(self._rng.integers(0, 20)))], axis=2)
         breaks_off = self._rng.random() < 0.3
         at = shared
         while at < whole.shape[2]:
@@ -211,13 +211,13 @@ class _Life:
         except StorageFullError:
             size = LAYOUT.group_tokens
         self.record()
-        for one, tokens in self._store.lengths.items():
-            ends = {self._store.layer(one, layer).tokens for layer in range(SHAPE.layers)}
+        for number, tokens in self._store.lengths.items():
+            ends = {self._store.layer(number, layer).tokens for layer in range(SHAPE.layers)}
             whole = LAYOUT.group_tokens if len(ends) > 1 else size  # of a turn that broke off between layers
-            self._promised[one] = tokens // whole * whole, self._store.notes[one]["version"]
+            self._promised[number] = tokens // whole * whole, self._store.notes[number]["version"]
 
     def _fork(self, number: int) -> None:
-        self._crop(number, min(self._store.lengths[number], self._stated(number).shape[2]))
+        self._crop(number, min(self._store.lengths[number], self._kv_of_note(number).shape[2]))
         child = self._store.fork(number)
         self._store.note(child, self._store.notes[number])
 
@@ -236,8 +236,8 @@ class _Life:
             with suppress(StorageFullError):
                 self._store.close()
         self.record()
-        self._began(_opened(self._path, self._disk, self._journal, self._name()))
-        for number in set(self._store.lengths) - set(self._noted()):
+        self._began(_open_store(self._path, self._disk, self._journal, self._name()))
+        for number in set(self._store.lengths) - set(self._list_noted()):
             self._free(number)
 
     def _began(self, store: KvStore) -> None:
@@ -246,32 +246,32 @@ class _Life:
             store._pool.stage._ahead = lambda: None
         self.record()
 
-    def _noted(self) -> list[int]:
+    def _list_noted(self) -> list[int]:
         return [number for number, info in self._store.notes.items() if info]
 
-    def _stated(self, number: int) -> F16:
+    def _kv_of_note(self, number: int) -> F16:
         return self.versions[self._store.notes[number]["version"]]
 
     def _note(self, number: int, kv: F16) -> None:
         self.versions.append(kv)
         self._store.note(number, {"version": len(self.versions) - 1})
 
-    def _drawn(self, tokens: int) -> F16:
-        return _drawn(self._rng, tokens)
+    def _draw(self, tokens: int) -> F16:
+        return _draw(self._rng, tokens)
 
     def _name(self) -> str:
         return self._rng.bytes(16).hex()
 
-    def _recorded(self) -> type[SequenceJournal]:
+    def _make_journal(self) -> type[SequenceJournal]:
         """A journal that has this life know what of it is written, and what is on the drive."""
         life = self
 
         def before(call: Callable[..., Any]) -> Callable[..., Any]:
-            def recorded(own: SequenceJournal, *arguments: Any) -> Any:
+            def record_first(own: SequenceJournal, *arguments: Any) -> Any:
                 life.record()  # what came before is of the journal of before
                 return call(own, *arguments)
 
-            return recorded
+            return record_first
 
         class Journal(SequenceJournal):
             @before
@@ -296,7 +296,7 @@ class _Life:
 
 
 class _Journal(SequenceJournal):
-    """Of an image: nothing is lost after that."""
+    """The journal of an image: nothing is lost after that."""
 
     def sync(self) -> None:
         """Nothing to wait for."""
@@ -311,18 +311,18 @@ def _wrong(
         with FileFlash.open(path, threads=1, direct=False, backend=disk) as flash:
             if not flash.about:  # its user had not begun
                 return None
-        with _looked_at(path, disk) as store:
+        with _inspect(path, disk) as store:
             for number, (tokens, version) in promised.items():
-                found, stated = store.lengths.get(number, 0), store.notes.get(number, {}).get("version", -1)
-                if found < tokens or stated < version:
-                    return f"sequence {number} has {found} tokens of note {stated}, not {tokens} of {version}"
+                tokens_found, stated = store.lengths.get(number, 0), store.notes.get(number, {}).get("version", -1)
+                if tokens_found < tokens or stated < version:
+                    return f"sequence {number} has {tokens_found} tokens of note {stated}, not {tokens} of {version}"
             noted = {number: versions[info["version"]] for number, info in store.notes.items() if info}
-            wrong = _mixed(store, noted)
+            wrong = _find_mixed(store, noted)
             if wrong is None and goes_on:
                 _go_on(store, noted, rng)
         if wrong is None and goes_on:
-            with _looked_at(path, disk) as store:
-                wrong = _mixed(store, noted)
+            with _inspect(path, disk) as store:
+                wrong = _find_mixed(store, noted)
         return wrong
     except NearflashError as error:
         return f"{type(error).__name__}: {error}" if any(tokens for tokens, _ in promised.values()) else None
@@ -333,9 +333,9 @@ def _wrong(
 
 
 @contextmanager
-def _looked_at(path: Path, disk: LoggedDisk) -> Iterator[KvStore]:
+def _inspect(path: Path, disk: LoggedDisk) -> Iterator[KvStore]:
     """The store of an image, which may have no room for the last tokens when it is closed."""
-    store = _opened(path, disk, _Journal)
+    store = _open_store(path, disk, _Journal)
     try:
         yield store
     finally:
@@ -348,20 +348,20 @@ def _go_on(store: KvStore, noted: dict[int, F16], rng: np.random.Generator) -> N
     for number, before in list(noted.items()):
         shared = int(rng.integers(min(store.lengths[number], before.shape[2]) + 1))
         store.crop(number, shared)
-        noted[number] = np.concatenate([before[:, :, :shared], _drawn(rng, int(rng.integers(1, 40)))], axis=2)
+        noted[number] = np.concatenate([before[:, :, :shared], _draw(rng, int(rng.integers(1, 40)))], axis=2)
         store.note(number, {"version": -1})
         with suppress(StorageFullError):
             for layer in range(SHAPE.layers):
                 store.append(number, layer, *noted[number][:, layer, None, shared:])
 
 
-def _drawn(rng: np.random.Generator, tokens: int) -> F16:
+def _draw(rng: np.random.Generator, tokens: int) -> F16:
     """K and V of new tokens."""
     return rng.standard_normal((2, SHAPE.layers, tokens, SHAPE.dim), dtype=np.float32).astype(np.float16)
 
 
-def _mixed(store: KvStore, stated: dict[int, F16]) -> str | None:
-    """What is wrong with the first sequence that has other K and V than its note states; None: nothing."""
+def _find_mixed(store: KvStore, stated: dict[int, F16]) -> str | None:
+    """Name the first sequence that has other K and V than its note states, and how; None: there is none."""
     for number, want in stated.items():
         tokens = store.lengths[number]
         served = min(tokens, want.shape[2])
@@ -383,8 +383,8 @@ def _values(store: KvStore, number: int, layer: int, tokens: int) -> tuple[F16, 
     """
     at, size = store.layer(number, layer), LAYOUT.group_tokens
     blocks = range(tokens // LAYOUT.block_tokens)
-    each = store.pages.index_layout.pages
-    index = at.index_pages[:, : len(blocks) * each]
+    block_pages = store.pages.index_layout.pages
+    index = at.index_pages[:, : len(blocks) * block_pages]
     store.read(index.reshape(-1), store.pages.index_keys(at.index_tags[: len(blocks)], layer, blocks).reshape(-1))
     groups = range(tokens // size)
     pages = at.token_pages[:, : len(groups)].reshape(-1)

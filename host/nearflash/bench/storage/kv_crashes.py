@@ -87,14 +87,14 @@ class _Life:
             flash = Recorded.create(path, GEOMETRY, threads=1, direct=False, backend=disk)
             return KvStore(flash, SHAPE, LAYOUT, buffer_bytes=BUFFER_BYTES)
 
-        self._store: KvStore = self._noted(create)
+        self._store: KvStore = self._note(create)
 
     def act(self) -> None:
         """One random call."""
         action = self._rng.choice(["add", "append", "append", "append", "free", "flush", "flush"])
         if action == "flush":
-            self._noted(self._store.flush)
-            self._promised = frozenset(key for number in self._tokens for key in self._stored(number))
+            self._note(self._store.flush)
+            self._promised = frozenset(key for number in self._tokens for key in self._list_pages(number))
         elif action == "free" and len(self._tokens) > 1:
             self._free(int(self._rng.choice(list(self._tokens))))
         elif action == "add" or not self._tokens:
@@ -105,14 +105,14 @@ class _Life:
     def close(self) -> int:
         """How many blocks were erased."""
         erases = int(self._store.statistics.erases.sum())
-        self._noted(self._store.close)
+        self._note(self._store.close)
         return erases
 
     def _append(self, number: int, tokens: int) -> None:
         size = (2, SHAPE.kv_heads, tokens, SHAPE.dim)
         k, v = self._rng.standard_normal(size, dtype=np.float32).astype(np.float16)
         try:
-            self._noted(lambda: self._store.append(number, 0, k, v))
+            self._note(lambda: self._store.append(number, 0, k, v))
             self._tokens[number] += tokens
         except StorageFullError:
             self._free(max(self._tokens, key=self._tokens.__getitem__))
@@ -120,16 +120,16 @@ class _Life:
     def _free(self, number: int) -> None:
         del self._tokens[number]
         self._promised = frozenset(key for key in self._promised if key[0] != number)
-        self._noted(lambda: self._store.free(number))
+        self._note(lambda: self._store.free(number))
 
-    def _stored(self, number: int) -> list[Key]:
+    def _list_pages(self, number: int) -> list[Key]:
         """Pages of whole groups and index blocks."""
         groups = range(self._tokens[number] // LAYOUT.group_tokens)
         blocks = range(self._tokens[number] // LAYOUT.block_tokens)
         pages = self._store.pages
         return [*_keys(pages.token_keys(number, 0, groups)), *_keys(pages.index_keys(number, 0, blocks))]
 
-    def _noted(self, action: Callable[[], Any]) -> Any:
+    def _note(self, action: Callable[[], Any]) -> Any:
         start = len(self._disk.log)
         try:
             return action()
@@ -150,12 +150,12 @@ def _wrong(path: Path, disk: LoggedDisk, promised: frozenset[Key], contents: dic
             keys, known, erased = flash.headers(pages)
             pages, keys = pages[known & ~erased], keys[known & ~erased]
             valid = flash.valid(pages, keys)
-            found: dict[Key, NDArray[np.uint8]] = {}
+            pages_found: dict[Key, NDArray[np.uint8]] = {}
             for key, page in zip(_keys(keys[valid]), pages[valid].tolist(), strict=True):
-                found[key] = disk.contents[0][flash.offset(page) :][: GEOMETRY.page_bytes]
+                pages_found[key] = disk.contents[0][flash.offset(page) :][: GEOMETRY.page_bytes]
     except StateError as error:  # of a flash that was not flushed yet
         return str(error) if promised else None
     finally:
         disk.log.clear()
-    lost = [key for key in promised if key not in found or found[key].tobytes() != contents[key]]
+    lost = [key for key in promised if key not in pages_found or pages_found[key].tobytes() != contents[key]]
     return f"{len(lost)} of {len(promised)} pages that were flushed are lost: {min(lost)}" if lost else None

@@ -103,12 +103,12 @@ def _in_memory(size: str, _: Path) -> Iterator[MeasuredRun]:
 
 def _near_storage(**options: Any) -> Callable[[str, Path], AbstractContextManager[MeasuredRun]]:
     @contextmanager
-    def opened(size: str, folder: Path) -> Iterator[MeasuredRun]:
+    def open_case(size: str, folder: Path) -> Iterator[MeasuredRun]:
         subject = NearStorage(size, folder, **options)
         with subject.optimizer:
             yield subject
 
-    return opened
+    return open_case
 
 
 CASES: dict[str, Callable[[str, Path], AbstractContextManager[MeasuredRun]]] = {
@@ -127,10 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(CASES).parse_args(argv)
     with CASES[arguments.case](arguments.size, arguments.path) as subject:
         params = sum(p.numel() for p in model(arguments.size).parameters())
-        found = measure(subject, params, arguments.steps)
+        measured = measure(subject, params, arguments.steps)
         if arguments.disk:
-            beside_the_disk(subject, found, arguments.path, arguments.steps + 1, arguments.steps)
-        print(json.dumps(found.to_json()))
+            beside_the_disk(subject, measured, arguments.path, arguments.steps + 1, arguments.steps)
+        print(json.dumps(measured.to_json()))
     return 0
 
 

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from nearflash.abi.errors import CommandError
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.bench.storage.crashes import Crashes, crash_points
 from nearflash.bench.storage.faults import Faults, inject
-from nearflash.bench.storage.kept_crashes import KeptCrashes, kept_crash_points
+from nearflash.bench.storage.kept_crashes import KeptCrashes, find_kept_crash_points
 from nearflash.bench.storage.kv_crashes import kv_crash_points
 
 __all__ = ["run"]
@@ -40,12 +39,10 @@ def run(
     ] = None,
 ) -> Iterator[dict[str, Any]]:
     """One row: how much was tried, and how much of it went wrong; what went wrong goes to standard error."""
-    for part in parts or PARTS:
-        if part not in PARTS:
-            raise CommandError(f"parts of bench crash must be of {', '.join(PARTS)}, not {part!r}")
+    wanted = check_choices("parts", parts, PARTS)
     row: dict[str, Any] = {}
     bad: list[str] = []
-    for part in parts or PARTS:
+    for part in wanted:
         with tempfile.TemporaryDirectory(prefix="nearflash-crash-") as folder:
             figures, wrong = {"crashes": _crashes, "kv": _kv, "kills": _kills, "faults": _faults}[part](Path(folder))
         row, bad = {**row, **figures}, [*bad, *wrong]
@@ -55,30 +52,30 @@ def run(
 
 
 def _crashes(folder: Path) -> tuple[dict[str, int], list[str]]:
-    found: list[Crashes] = []
+    crashes: list[Crashes] = []
     for files in FILES:
-        place = folder / str(files)
-        place.mkdir()
-        found.append(crash_points(place, files=files, steps=STEPS, tries=IMAGES, seed=files))
-    bad = [wrong for each in found for wrong in each.bad]
-    return {"crash_points": sum(each.points for each in found), "bad_recoveries": len(bad)}, bad
+        subfolder = folder / str(files)
+        subfolder.mkdir()
+        crashes.append(crash_points(subfolder, files=files, steps=STEPS, tries=IMAGES, seed=files))
+    bad = [wrong for part in crashes for wrong in part.bad]
+    return {"crash_points": sum(part.points for part in crashes), "bad_recoveries": len(bad)}, bad
 
 
 def _kv(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    found = [kv_crash_points(folder / str(seed), actions=KV_ACTIONS, tries=KV_IMAGES, seed=seed) for seed in KV_SEEDS]
-    bad = [wrong for each in found for wrong in each.bad]
+    crashes = [kv_crash_points(folder / str(seed), actions=KV_ACTIONS, tries=KV_IMAGES, seed=seed) for seed in KV_SEEDS]
+    bad = [wrong for part in crashes for wrong in part.bad]
     with _memory_folder() as memory:
-        kept = [_kept(memory, seed, ahead=True) for seed in KEPT_SEEDS]
-        control = _kept(memory, CONTROL_SEED, ahead=False)
-    bad += [wrong for each in kept for wrong in each.bad]
+        kept = [_crash_kept(memory, seed, ahead=True) for seed in KEPT_SEEDS]
+        control = _crash_kept(memory, CONTROL_SEED, ahead=False)
+    bad += [wrong for part in kept for wrong in part.bad]
     if not control.bad:
         bad.append(f"kept store, seed {CONTROL_SEED}: pages ahead of the journal must be noticed, and were not")
     figures = {
-        "kv_crash_points": sum(each.points for each in found),
-        "kv_erases": sum(each.erases for each in found),
-        "kept_crash_points": sum(each.journal_images + each.page_images for each in kept),
-        "kept_journal_points": sum(each.journal_images for each in kept),
-        "kept_continued": sum(each.continued for each in kept),
+        "kv_crash_points": sum(part.points for part in crashes),
+        "kv_erases": sum(part.erases for part in crashes),
+        "kept_crash_points": sum(part.journal_images + part.page_images for part in kept),
+        "kept_journal_points": sum(part.journal_images for part in kept),
+        "kept_continued": sum(part.continued for part in kept),
         "kept_seeds": list(KEPT_SEEDS),
         "bad_kv_recoveries": len(bad),
         "control_points": control.journal_images + control.page_images,
@@ -87,8 +84,8 @@ def _kv(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return figures, bad
 
 
-def _kept(folder: Path, seed: int, *, ahead: bool) -> KeptCrashes:
-    return kept_crash_points(
+def _crash_kept(folder: Path, seed: int, *, ahead: bool) -> KeptCrashes:
+    return find_kept_crash_points(
         folder / f"kept-{seed}-{ahead}", actions=KEPT_ACTIONS, tries=KEPT_IMAGES, seed=seed, ahead=ahead
     )
 
@@ -96,18 +93,18 @@ def _kept(folder: Path, seed: int, *, ahead: bool) -> KeptCrashes:
 @contextmanager
 def _memory_folder() -> Iterator[Path]:
     """A folder in memory where there is one: in an image nothing waits for a drive."""
-    place = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="nearflash-crash-", dir=place if place.is_dir() else None) as folder:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="nearflash-crash-", dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)
 
 
 def _kills(folder: Path) -> tuple[dict[str, int], list[str]]:
     kills, bad = 0, list[str]()
     for files in FILES:
-        place = folder / str(files)
-        place.mkdir()
+        subfolder = folder / str(files)
+        subfolder.mkdir()
         options = ["--kills", str(KILLS), "--seed", str(files), "--files", str(files)]
-        command = [sys.executable, "-m", "nearflash.bench.training.kills", str(place), *options]
+        command = [sys.executable, "-m", "nearflash.bench.training.kills", str(subfolder), *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
         result = json.loads(done.stdout)
         kills, bad = kills + result["kills"], [*bad, *result["bad"]]
@@ -115,6 +112,6 @@ def _kills(folder: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def _faults(folder: Path) -> tuple[dict[str, int], list[str]]:
-    found: list[Faults] = [inject(folder, files=files) for files in FILES]
-    bad = [wrong for each in found for wrong in each.bad]
-    return {"faults": sum(each.injected for each in found), "bad_faults": len(bad)}, bad
+    faults: list[Faults] = [inject(folder, files=files) for files in FILES]
+    bad = [wrong for part in faults for wrong in part.bad]
+    return {"faults": sum(part.injected for part in faults), "bad_faults": len(bad)}, bad

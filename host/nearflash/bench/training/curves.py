@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import torch
 
 from nearflash.abi.errors import CommandError
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.training.finetune import Data, load_model, load_tokens
 from nearflash.training.gradients.compression import TopK
 from nearflash.training.optimizers.adam import NearStorageAdamW
@@ -53,16 +53,14 @@ def run(
     path: Annotated[Path | None, Option("Keep state files in this folder.", Path, metavar="FOLDER")] = None,
 ) -> Iterator[dict[str, Any]]:
     """A row a case (the `parts`). model: its name. path: folder for state files. Raises CommandError."""
-    cases = list(CASES if parts is None else parts)
-    if not set(cases) <= set(CASES):
-        raise CommandError(f"parts must be of {', '.join(CASES)}, not {', '.join(cases)}")
+    cases = check_choices("parts", parts, CASES)
     folder, text = _files(model)
     base: float | None = None
     for case in sorted(cases, key=lambda case: case != TORCH):  # first what the others are compared with
         network, tokenizer = load_model(folder, "fp32")
         tokens = load_tokens(text, tokenizer, network.config.vocab_size)
         start = time.perf_counter()
-        losses, link = _trained(case, network, Data(tokens, WINDOW, BATCH, seed=1), path)
+        losses, link = _train(case, network, Data(tokens, WINDOW, BATCH, seed=1), path)
         tenths = [statistics.mean(losses[i : i + STEPS // 10]) for i in range(0, STEPS, STEPS // 10)]
         base = tenths[-1] if case == TORCH else base
         yield {
@@ -78,7 +76,7 @@ def run(
         }
 
 
-def _trained(case: str, model: Any, data: Data, path: Path | None) -> tuple[list[float], float | None]:
+def _train(case: str, model: Any, data: Data, path: Path | None) -> tuple[list[float], float | None]:
     """The loss of each step, and bytes of gradients to the device a parameter and step."""
     if case == TORCH:
         plain = torch.optim.AdamW(model.parameters(), **SCALARS)

@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = os.dup(1)  # DeepSpeed and its compilers write to standard output
     os.dup2(2, 1)
     subject = ZeroInfinity(arguments.size, arguments.path)
-    found = measure(subject, subject.params, arguments.steps)
-    os.write(report, json.dumps(found.to_json()).encode() + b"\n")
+    measured = measure(subject, subject.params, arguments.steps)
+    os.write(report, json.dumps(measured.to_json()).encode() + b"\n")
     torch.distributed.destroy_process_group()
     os._exit(0)
 

@@ -37,7 +37,7 @@ Trace = Callable[[FrameType, str, Any], Any]
 
 
 class _Interrupted(BaseException):
-    """What a handler of SIGTERM raises in a training script."""
+    """Raised by a handler of SIGTERM in a training script."""
 
 
 def run(
@@ -47,7 +47,7 @@ def run(
     rng, counts, bad = random.Random(1), dict.fromkeys(KINDS, 0), list[str]()
     phases = dict.fromkeys(("backward", "step", "close"), 0)
     with tempfile.TemporaryDirectory(prefix="nearflash-interrupts-") as folder:
-        expected = _undisturbed(Path(folder) / "whole")
+        expected = _run_undisturbed(Path(folder) / "whole")
         number = 0
         while sum(counts.values()) < interrupts and number < interrupts:
             overlap = "backward" if number % 2 else "step"
@@ -80,7 +80,7 @@ class _Campaign:
         self._optimizer = self._open()
 
     def run(self) -> list[str]:
-        """What was wrong; the run ends with the first such thing."""
+        """Run it; yields what was wrong, and ends with the first such thing."""
         wrong = None
         while wrong is None and self._optimizer.steps < STEPS:
             closing = self._rng.randrange(CLOSE_EVERY) == 0
@@ -223,18 +223,18 @@ def _kill(number: int) -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
-def _undisturbed(path: Path) -> list[list[torch.Tensor]]:
+def _run_undisturbed(path: Path) -> list[list[torch.Tensor]]:
     """The tensors after each step."""
     tensors = _tensors()
-    found = [[tensor.detach().clone() for tensor in tensors]]
+    states = [[tensor.detach().clone() for tensor in tensors]]
     with _open(tensors, path, "step") as optimizer:
         for step in range(STEPS + 2):
             optimizer.zero_grad()
             _backward(optimizer, tensors, step)
             optimizer.step()
-            found.append([tensor.detach().clone() for tensor in tensors])
+            states.append([tensor.detach().clone() for tensor in tensors])
     path.unlink()
-    return found
+    return states
 
 
 def _open(tensors: list[torch.nn.Parameter], path: Path, overlap: str) -> NearStorageAdamW:

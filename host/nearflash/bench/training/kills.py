@@ -55,30 +55,30 @@ class Child:
         os.close(sink)
         self._lines = os.fdopen(source)
 
-    def announced(self, steps: int | None) -> dict[int, Digests]:
+    def read_announced(self, steps: int | None) -> dict[int, Digests]:
         """The next so many steps, or all to the end."""
-        found: dict[int, Digests] = {}
-        while steps is None or len(found) < steps:
+        digests: dict[int, Digests] = {}
+        while steps is None or len(digests) < steps:
             line = self._lines.readline()
             if not line.endswith("\n"):
                 break
             step, arrays, tensors = map(int, line.split())
-            found[step] = arrays, tensors
-        return found
+            digests[step] = arrays, tensors
+        return digests
 
     def kill(self) -> tuple[dict[int, Digests], bool]:
         """Kill it; what it had announced until then, and whether it had been faster and come to its end."""
         os.kill(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)
         with self._lines:
-            return self.announced(None), not os.WIFSIGNALED(status)
+            return self.read_announced(None), not os.WIFSIGNALED(status)
 
 
 def campaign(folder: Path, kills: int, seed: int, files: int) -> Kills:
     """Kill so many children that train on so many state files in `folder`."""
     _warm_up(folder / "warm")
     whole = Child([folder / f"whole-{index}" for index in range(files)])
-    expected = whole.announced(None)
+    expected = whole.read_announced(None)
     whole.kill()
     rng, result, last = np.random.default_rng(seed), Kills(), 0
     paths = [folder / f"killed-{index}" for index in range(files)]
@@ -86,7 +86,7 @@ def campaign(folder: Path, kills: int, seed: int, files: int) -> Kills:
         result.bad.append(f"the run that nobody killed announced the steps {sorted(expected)}")
     while result.kills < kills and not result.bad:
         child = Child(paths)
-        announced = child.announced(int(rng.integers(0, 12)))
+        announced = child.read_announced(int(rng.integers(0, 12)))
         time.sleep(float(rng.uniform(0, 0.02)))
         rest, ended = child.kill()
         announced |= rest
@@ -103,7 +103,7 @@ def campaign(folder: Path, kills: int, seed: int, files: int) -> Kills:
         else:
             result.kills += 1
     last_child = Child(paths)
-    rest = last_child.announced(None)
+    rest = last_child.read_announced(None)
     last_child.kill()
     if not rest or any(expected.get(step) != value for step, value in rest.items()) or STEPS not in rest:
         result.bad.append(f"seed {seed}: what was resumed last is not at step {STEPS} of the run that nobody killed")
@@ -125,7 +125,7 @@ def _where(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _problem(paths: Sequence[Path], expected: dict[int, Digests], last: int) -> str | None:
-    """What is wrong with the state file, after a child had announced step `last`."""
+    """Name what is wrong with the state file, after a child had announced step `last`."""
     if last == 0 and not any(path.exists() for path in paths):
         return None  # killed while it made the files
     try:
@@ -139,7 +139,7 @@ def _problem(paths: Sequence[Path], expected: dict[int, Digests], last: int) -> 
 
 
 def _train(paths: Sequence[Path], sink: int) -> None:
-    """What a child does; never returns."""
+    """Train in a child; never returns."""
     try:
         torch.manual_seed(1)
         model = torch.nn.Sequential(torch.nn.Linear(32, 100), torch.nn.Tanh(), torch.nn.Linear(100, 8))

@@ -75,13 +75,13 @@ def measure(subject: MeasuredRun, params: int, steps: int, *, warm_up: int = 1) 
     return result
 
 
-def beside_the_disk(subject: MeasuredRun, found: Measured, folder: Path, first: int, steps: int) -> None:
+def beside_the_disk(subject: MeasuredRun, measured: Measured, folder: Path, first: int, steps: int) -> None:
     """Run steps from `first` on and, after each, move the same bytes by the probe in `folder`; fills
     `found.interleaved`.
 
     Interleaved, because the speed of a drive, of a virtual one above all, changes from minute to minute.
     """
-    read, written = int(found.disk_read_bytes), int(found.disk_written_bytes)
+    read, written = int(measured.disk_read_bytes), int(measured.disk_written_bytes)
     size = read + written
     with Probe(folder, size) as memory, Probe(folder, size, block_bytes=CACHED_BYTES) as cache:
         for probe in (memory, cache):
@@ -91,10 +91,10 @@ def beside_the_disk(subject: MeasuredRun, found: Measured, folder: Path, first: 
             start = time.perf_counter()
             subject.update()
             ours = time.perf_counter() - start
-            found.interleaved.append((ours, memory.both(read, written), cache.both(read, written)))
+            measured.interleaved.append((ours, memory.both(read, written), cache.both(read, written)))
 
 
 def disk_bytes() -> tuple[int, int]:
-    """That this process has read from drives, and written."""
+    """Bytes that this process has read from drives, and written."""
     counts = process.fields("io")
     return int(counts["read_bytes"]), int(counts["write_bytes"])

@@ -1,4 +1,4 @@
-"""What every case of the bench trains: one model, the same batches."""
+"""The model and the batches that every case of the bench trains on."""
 
 from typing import Any
 

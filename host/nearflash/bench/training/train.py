@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.training.preflight import Severity, StateSizes, preflight
 
 __all__ = ["run"]
@@ -66,14 +66,12 @@ def run(
 
     size: the model's. path: folder on the disk to be measured; else $NEARFLASH_BENCH_PATH, else build/bench.
     """
-    cases = list(CASES if parts is None else parts)
-    for name, known, given in (("parts", CASES, cases), ("size", SIZES, [size])):
-        if not set(given) <= set(known):
-            raise CommandError(f"{name} must be of {', '.join(known)}, not {', '.join(given)}")
+    cases = check_choices("parts", parts, CASES)
+    check_choices("size", [size], SIZES)
     folder = _folder(path or Path(environ.get(PATH_VARIABLE, "build/bench")), SIZES[size])
     rows: dict[str, dict[str, Any]] = {}
     for case in cases:
-        rows[case], interleaved = _measured(case, size, folder)
+        rows[case], interleaved = _measure_case(case, size, folder)
         yield rows[case]
         if interleaved:
             rows["disk"] = _disk(interleaved, rows[case])
@@ -89,7 +87,7 @@ def _folder(folder: Path, params: int) -> Path:
     return folder
 
 
-def _measured(case: str, size: str, folder: Path) -> tuple[dict[str, Any], Sequence[tuple[float, float, float]]]:
+def _measure_case(case: str, size: str, folder: Path) -> tuple[dict[str, Any], Sequence[tuple[float, float, float]]]:
     """A row, and of OURS the seconds of its steps, interleaved with the disk. The row states how to get DeepSpeed."""
     python, module = sys.executable, "cases"
     if case == DEEPSPEED:
@@ -109,14 +107,14 @@ def _measured(case: str, size: str, folder: Path) -> tuple[dict[str, Any], Seque
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise CommandError(f"case {case!r} of the bench ended with status {done.returncode}: {last}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    per_param = {key: found.pop(key) for key in ("link_bytes", "disk_read_bytes", "disk_written_bytes")}
-    params, loss, interleaved = found["params"], found.pop("loss"), found.pop("interleaved")
+    figures = json.loads(done.stdout.splitlines()[-1])
+    per_param = {key: figures.pop(key) for key in ("link_bytes", "disk_read_bytes", "disk_written_bytes")}
+    params, loss, interleaved = figures["params"], figures.pop("loss"), figures.pop("interleaved")
     row = {
         "case": case,
-        **{key: value for key, value in found.items() if not isinstance(value, list)},
-        **_spread("optimizer_seconds", found["optimizer_seconds"]),
-        **_spread("step_seconds", found["step_seconds"]),
+        **{key: value for key, value in figures.items() if not isinstance(value, list)},
+        **_spread("optimizer_seconds", figures["optimizer_seconds"]),
+        **_spread("step_seconds", figures["step_seconds"]),
         **{f"{key}_per_param": value and value / params for key, value in per_param.items()},
         "steps": STEPS,
         "last_loss": loss[-1],
@@ -155,8 +153,8 @@ def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The last object: fractions are None where a case is missing."""
 
     def ratio(over: str, under: str, what: str = "optimizer_seconds") -> float | None:
-        one, other = (rows.get(case, {}).get(what) for case in (over, under))
-        return one / other if one and other else None
+        numerator, denominator = (rows.get(case, {}).get(what) for case in (over, under))
+        return numerator / denominator if numerator and denominator else None
 
     ours = [case for case in rows if case.startswith(OURS)]
     best = BEST if BEST in rows else OURS

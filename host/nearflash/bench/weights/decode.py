@@ -7,7 +7,6 @@ loading model has it.
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
-from nearflash.bench.weights.sizes import SizesSettings, loaded, settings_of
+from nearflash.bench.disk import disk_rate
+from nearflash.bench.stopwatch import time_call
+from nearflash.bench.weights.sizes import SizesSettings, load_named, settings_of
 from nearflash.device.backends.host.matrix import expand_into
-from nearflash.storage.io.bandwidth import Probe
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights import compress_tensor
 from nearflash.weights.convert import linear_weights
@@ -32,10 +32,9 @@ from nearflash.weights.groups import expand_groups
 from nearflash.weights.pretrained import DTYPES
 from nearflash.weights.prune import prune
 
-__all__ = ["bound_to", "disk_rate", "measure"]
+__all__ = ["bind_to", "measure"]
 
 _REPEATS = 7
-_PROBE_BYTES = 512 << 20
 _ZSTD_LEVEL = 3
 
 
@@ -56,40 +55,33 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
 
     Raises MissingModelError.
     """
-    model, _ = loaded(name)
+    model, _ = load_named(name)
     model.requires_grad_(False)
     names = linear_weights(model)
     beside = {"disk_read_gbps": disk_rate(settings.path)}
-    whole = {each: model.get_parameter(each).clone() for each in names}
+    whole = {weight: model.get_parameter(weight).clone() for weight in names}
     for _ in prune(model, None, method="magnitude"):
         pass
-    pruned = {each: model.get_parameter(each) for each in names}
+    pruned = {weight: model.get_parameter(weight) for weight in names}
     for dtype in settings.dtypes:
         arrays = {
             source: [_array(weight, dtype) for weight in weights.values()]
             for source, weights in (("none", whole), ("magnitude", pruned))
         }
         peers: list[tuple[str, str, list[_Tensor]]] = [
-            ("copy", "magnitude", [_copied(each) for each in arrays["magnitude"]])
+            ("copy", "magnitude", [_copy(array) for array in arrays["magnitude"]])
         ]
         if find_spec("zstandard"):
-            peers.append((f"zstd-{_ZSTD_LEVEL}", "magnitude", [_zstd(each) for each in arrays["magnitude"]]))
+            peers.append((f"zstd-{_ZSTD_LEVEL}", "magnitude", [_zstd(array) for array in arrays["magnitude"]]))
         for format in settings.formats:
             source = "none" if format.startswith("int") else "magnitude"
-            peers.append((format, source, [_packed(each, format) for each in arrays[source]]))
+            peers.append((format, source, [_pack(array, format) for array in arrays[source]]))
         for format, source, tensors in peers:
             yield {"pruning": source, "format": format, "dtype": dtype, **_rates(tensors), **beside}
 
 
-def disk_rate(path: Path) -> float:
-    """GB/s of large direct reads on the disk of a folder: median of five."""
-    with Probe(path, _PROBE_BYTES) as probe:
-        probe.write(probe.size_bytes)
-        return probe.size_bytes / statistics.median(probe.read(probe.size_bytes) for _ in range(5)) / 1e9
-
-
 @contextmanager
-def bound_to(cores: Iterable[int]) -> Iterator[None]:
+def bind_to(cores: Iterable[int]) -> Iterator[None]:
     """Every thread of this process, and those that they begin, runs on these cores alone."""
     before = os.sched_getaffinity(0)
     try:
@@ -108,38 +100,32 @@ def _bind(cores: set[int]) -> None:
 
 
 def _rates(tensors: list[_Tensor]) -> dict[str, Any]:
-    dense = sum(each.dense.nbytes for each in tensors)
+    dense = sum(tensor.dense.nbytes for tensor in tensors)
     cores = sorted(os.sched_getaffinity(0))
 
-    def run(each: _Tensor) -> None:
-        each.expand(each.out)
+    def run(tensor: _Tensor) -> None:
+        tensor.expand(tensor.out)
 
     def run_all() -> None:
-        for each in tensors:
-            run(each)
+        for tensor in tensors:
+            run(tensor)
 
     run_all()
-    wrong = sum(each.lossless and not np.array_equal(each.out, each.dense) for each in tensors)
-    with bound_to(cores[:1]):
-        one = [_timed(run_all) for _ in range(_REPEATS)]
+    wrong = sum(tensor.lossless and not np.array_equal(tensor.out, tensor.dense) for tensor in tensors)
+    with bind_to(cores[:1]):
+        on_one_core = [time_call(run_all) for _ in range(_REPEATS)]
     with ThreadPoolExecutor(len(cores), initializer=set_ieee_arithmetic) as pool:
-        every = [_timed(lambda: list(pool.map(run, tensors))) for _ in range(_REPEATS)]
+        on_all_cores = [time_call(lambda: list(pool.map(run, tensors))) for _ in range(_REPEATS)]
     return {
-        "bytes_fraction": sum(each.stored_bytes for each in tensors) / dense,
+        "bytes_fraction": sum(tensor.stored_bytes for tensor in tensors) / dense,
         "of": "dense 16-bit bytes",
         "mismatches": wrong,
-        "decode_gbps_per_core": dense / statistics.median(one) / 1e9,
-        "decode_gbps_per_core_range": [dense / max(one) / 1e9, dense / min(one) / 1e9],
+        "decode_gbps_per_core": dense / statistics.median(on_one_core) / 1e9,
+        "decode_gbps_per_core_range": [dense / max(on_one_core) / 1e9, dense / min(on_one_core) / 1e9],
         "cores": len(cores),
-        "decode_gbps_of_all_cores": dense / statistics.median(every) / 1e9,
+        "decode_gbps_of_all_cores": dense / statistics.median(on_all_cores) / 1e9,
         "unit": "10^9 bytes of dense output a second",
     }
-
-
-def _timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def _array(weight: Any, dtype: str) -> NDArray[Any]:
@@ -154,7 +140,7 @@ def _new(values: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return dense, np.zeros_like(dense)
 
 
-def _copied(values: NDArray[Any]) -> _Tensor:
+def _copy(values: NDArray[Any]) -> _Tensor:
     dense, out = _new(values)
     return _Tensor(dense, out, lambda to: np.copyto(to, dense), dense.nbytes)
 
@@ -171,7 +157,7 @@ def _zstd(values: NDArray[Any]) -> _Tensor:
     return _Tensor(dense, out, expand, len(packed))
 
 
-def _packed(values: NDArray[Any], format: str) -> _Tensor:
+def _pack(values: NDArray[Any], format: str) -> _Tensor:
     dense, out = _new(values)
     settings = settings_of(format)
     packed = compress_tensor("weight", values, **settings)

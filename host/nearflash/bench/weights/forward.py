@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from transformers import OPTConfig, OPTForCausalLM
 
-from nearflash.bench.page_cache import drop, write_back
-from nearflash.bench.weights.decode import disk_rate
+from nearflash.bench.disk import disk_rate, drop, write_back
 from nearflash.weights.convert import linear_weights, write_model
 
 __all__ = ["DENSE", "MEDIAN_MAGNITUDE", "LargeModel", "large_model", "measure"]
@@ -66,18 +65,18 @@ def large_model(path: Path, shape: dict[str, int] | None = None) -> Iterator[Lar
             compressed = names if name != DENSE else ()
             write_model(model, target, format=form, bits=bits, dtype=torch.bfloat16, compressed=compressed)
             config.save_pretrained(target)
-        size = sum(each.numel() * each.element_size() for each in model.parameters())
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         del model
         yield LargeModel(formats, names, size)
 
 
 def measure(folders: LargeModel, path: Path, limit_bytes: int = _LIMIT_BYTES) -> Iterator[dict[str, Any]]:
     """A row for accelerate's disk offload and one for each lossless format of ours."""
-    rate, found = disk_rate(path), {"accelerate": _case("accelerate", folders.formats[DENSE], limit_bytes)}
+    rate, rows = disk_rate(path), {"accelerate": _case("accelerate", folders.formats[DENSE], limit_bytes)}
     for format in ("bitmap", "coded-bitmap"):
-        found[format] = _case("nearflash", folders.formats[format], limit_bytes)
-    base = found["accelerate"]
-    for case, row in found.items():
+        rows[format] = _case("nearflash", folders.formats[format], limit_bytes)
+    base = rows["accelerate"]
+    for case, row in rows.items():
         more = {}
         if "seconds" in row and "seconds" in base:
             more = {"speedup_over_accelerate": base["seconds"] / row["seconds"],
@@ -89,12 +88,12 @@ def measure(folders: LargeModel, path: Path, limit_bytes: int = _LIMIT_BYTES) ->
 
 
 def _case(case: str, folder: Path, limit_bytes: int) -> dict[str, Any]:
-    """What the process prints, or why it printed nothing."""
+    """Run a case in a process; the row that it prints, or why it printed none."""
     files = list(folder.iterdir())
     write_back(files)  # who wrote them pays for their pages, and the limit would not count them
     drop(files)
     command = [sys.executable, "-m", "nearflash.bench.weights.forward_case", case, str(folder), str(limit_bytes)]
-    with _limited(limit_bytes) as (kind, enter):
+    with _limit_memory(limit_bytes) as (kind, enter):
         done = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -103,8 +102,8 @@ def _case(case: str, folder: Path, limit_bytes: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _limited(limit_bytes: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What limits, and what a child calls to be limited."""
+def _limit_memory(limit_bytes: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Limit memory: by what, and the function that a child calls to be limited."""
     for root, file in ((_CGROUPS / "memory", "memory.limit_in_bytes"), (_CGROUPS, "memory.max")):
         group = root / f"nearflash-{os.getpid()}"
         try:

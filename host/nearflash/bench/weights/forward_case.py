@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 start = time.perf_counter()
                 logits = model(ids, use_cache=False).logits
                 seconds.append(time.perf_counter() - start)
-    found = {
+    row = {
         "seconds": statistics.median(seconds[1:]),
         "seconds_range": [min(seconds[1:]), max(seconds[1:])],
         "passes": _PASSES,
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "peak_bytes": peak_resident_bytes(),
         "logits": hashlib.sha256(logits.float().numpy().tobytes()).hexdigest()[:16],
     }
-    print(json.dumps(found))
+    print(json.dumps(row))
 
 
 def _ours(folder: Path, limit_bytes: int) -> Any:

@@ -36,7 +36,7 @@ def measure(side: int = _SIDE) -> Iterator[dict[str, Any]]:
         array = words.numpy().view(np.float16 if dtype == "fp16" else np.uint16)
         source, target = words.cuda(), torch.empty_like(words, device="cuda")
         copied = _seconds(partial(target.copy_, source))
-        for format in (each for each in FORMATS if "bitmap" in each):
+        for format in (name for name in FORMATS if "bitmap" in name):
             data = compress_tensor("weight", array, **settings_of(format)).data
             spent, out = _expansion(data)
             want = np.empty((len(out), out.nbytes // len(out)), np.uint8)
@@ -47,8 +47,8 @@ def measure(side: int = _SIDE) -> Iterator[dict[str, Any]]:
                 "gpu": torch.cuda.get_device_name(),
                 "stored_bytes": len(data),
                 "mismatches": int((out.view(torch.uint8).cpu().numpy() != want).sum()),
-                "expand_gbps": [out.nbytes / each / 1e9 for each in _three(spent)],
-                "copy_gbps": [source.nbytes / each / 1e9 for each in _three(copied)],
+                "expand_gbps": [out.nbytes / seconds / 1e9 for seconds in _three(spent)],
+                "copy_gbps": [source.nbytes / seconds / 1e9 for seconds in _three(copied)],
                 "fraction_of_copy": statistics.median(copied) / statistics.median(spent),
                 "unit": "10^9 bytes of dense output a second: median, least, most",
                 "of": "a plain copy in the GPU's memory, bytes that it writes",
@@ -66,7 +66,7 @@ def _expansion(data: Any) -> tuple[list[float], Any]:
 
 
 def _seconds(work: Callable[[], object]) -> list[float]:
-    """Of each of the repeats, by the GPU's own clock; the first ones are not counted."""
+    """Seconds of each of the repeats, by the GPU's own clock; the first ones are not counted."""
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_REPEATS + 3)]
     for start, end in events:
         start.record()

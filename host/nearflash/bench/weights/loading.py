@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nearflash.bench.weights.decode import disk_rate
+from nearflash.bench.disk import disk_rate
 from nearflash.bench.weights.forward import DENSE, LargeModel
 from nearflash.support.threads import CallingThread
 from nearflash.weights import expand, open_checkpoint
@@ -35,14 +35,14 @@ def measure(folders: LargeModel, path: Path) -> Iterator[dict[str, Any]]:
     tensors = {format: _tensors(folder, folders.names) for format, folder in folders.formats.items()}
     rate = disk_rate(path)
     with ExitStack() as stack:
-        maps = {format: stack.enter_context(WeightsMap(each)) for format, each in tensors.items()}
+        maps = {format: stack.enter_context(WeightsMap(kept)) for format, kept in tensors.items()}
         for _ in range(_REPEATS + 1):
             for format, weights in maps.items():
                 seconds[format].append(_pass(weights))
-    stored = {format: sum(each.stored_bytes for each in found.values()) for format, found in tensors.items()}
-    dense = sum(each.dense_bytes for each in tensors[DENSE].values())
-    medians = {format: statistics.median(each[1:]) for format, each in seconds.items()}
-    for format, each in seconds.items():
+    stored = {format: sum(tensor.stored_bytes for tensor in kept.values()) for format, kept in tensors.items()}
+    dense = sum(tensor.dense_bytes for tensor in tensors[DENSE].values())
+    medians = {format: statistics.median(times[1:]) for format, times in seconds.items()}
+    for format, times in seconds.items():
         speedup, read = medians[DENSE] / medians[format], stored[format] / medians[format] / 1e9
         beside = rate if format == DENSE else _rate_beside(path, list(tensors[format].values()))
         yield {
@@ -51,7 +51,7 @@ def measure(folders: LargeModel, path: Path) -> Iterator[dict[str, Any]]:
             "bytes_fraction": stored[format] / dense,
             "of": "dense 16-bit bytes",
             "seconds": medians[format],
-            "seconds_range": [min(each[1:]), max(each[1:])],
+            "seconds_range": [min(times[1:]), max(times[1:])],
             "output_gbps": dense / medians[format] / 1e9,
             "read_gbps": read,
             "disk_read_gbps": rate,
@@ -69,7 +69,7 @@ def _tensors(folder: Path, names: Sequence[str]) -> dict[str, WeightsTensor]:
 
 
 def _pass(weights: WeightsMap) -> float:
-    """Seconds."""
+    """Seconds of reading and expanding all of it once."""
     start = time.perf_counter()
     for name in weights:
         weights[name]
@@ -78,7 +78,7 @@ def _pass(weights: WeightsMap) -> float:
 
 def _rate_beside(path: Path, tensors: Sequence[WeightsTensor]) -> float:
     """GB/s of the disk while every core expands the largest of the tensors from memory."""
-    kept, stop = KeptTensor(max(tensors, key=lambda each: each.dense_bytes)), threading.Event()
+    kept, stop = KeptTensor(max(tensors, key=lambda tensor: tensor.dense_bytes)), threading.Event()
 
     def work() -> None:
         out = np.empty(kept.shape, np.uint16)

@@ -8,6 +8,7 @@ of its significand, and the entropy of its exponent; of each tensor by itself, e
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ __all__ = [
     "RoundedCache",
     "SizesSettings",
     "entropy_bound",
-    "loaded",
+    "load_named",
     "measure",
     "settings_of",
 ]
@@ -62,7 +63,7 @@ class MissingModelError(CommandError):
 
 @dataclass(frozen=True)
 class SizesSettings:
-    """What a run measures."""
+    """Formats, dtypes, texts and folder of a run."""
 
     formats: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -80,7 +81,7 @@ def settings_of(format: str) -> dict[str, Any]:
     return {"format": form, "bits": int(bits)} if bits else {"format": form, "bits": 16}
 
 
-def loaded(model: str) -> tuple[Any, Any]:
+def load_named(model: str) -> tuple[Any, Any]:
     """Model in fp32, and tokenizer. Raises MissingModelError."""
     try:
         return load_pretrained(model)
@@ -90,22 +91,22 @@ def loaded(model: str) -> tuple[Any, Any]:
 
 def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
     """A row for each pruning, format and dtype. Perplexities are of weights in fp16, computed in fp32."""
-    model, tokenizer = loaded(name)
+    model, tokenizer = load_named(name)
     model.requires_grad_(False)
     names = linear_weights(model)
-    dense = {each: model.get_parameter(each).clone() for each in names}
+    dense = {name: model.get_parameter(name).clone() for name in names}
     texts = [token_ids(tokenizer, file) for file in settings.texts]
     texts = texts or [tokenizer(manual_text(), verbose=False)["input_ids"]]
     calibration, others = hold_out(windows(texts, _TOKENS), settings.windows)
     others = others[:_HELD_OUT_WINDOWS]
     for pruning, options in PRUNINGS.items():
-        formats = [each for each in settings.formats if (pruning == "none") == each.startswith("int")]
+        formats = [name for name in settings.formats if (pruning == "none") == name.startswith("int")]
         if not formats:
             continue
         _restore(model, dense)
         for _ in prune(model, calibration, **options) if options else ():
             pass
-        rounded = {each: model.get_parameter(each).half().float() for each in names}
+        rounded = {name: model.get_parameter(name).half().float() for name in names}
         losses = _losses("perplexity_of_fp16", model, rounded, others, kv=not options)
         for dtype in settings.dtypes:
             for format in formats:
@@ -120,13 +121,13 @@ def _restore(model: Any, weights: Mapping[str, Tensor]) -> None:
 
 def _losses(name: str, model: Any, weights: Mapping[str, Tensor], tokens: Tensor, *, kv: bool) -> dict[str, float]:
     """Perplexity with these weights, under `name`, and with `kv` also with KV in int4; the model stays as it is."""
-    before = {each: model.get_parameter(each).clone() for each in weights}
+    before = {name: model.get_parameter(name).clone() for name in weights}
     _restore(model, weights)
-    found = {name: perplexity(model, tokens)}
+    perplexities = {name: perplexity(model, tokens)}
     if kv:
-        found[f"{name}_kv_int4"] = perplexity(model, tokens, RoundedCache)
+        perplexities[f"{name}_kv_int4"] = perplexity(model, tokens, RoundedCache)
     _restore(model, before)
-    return found
+    return perplexities
 
 
 class RoundedCache(DynamicCache):
@@ -134,11 +135,12 @@ class RoundedCache(DynamicCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """See Cache.update."""
-        found: tuple[Tensor, Tensor] = super().update(_rounded(key_states), _rounded(value_states), *args, **kwargs)
-        return found
+        keys, values = _round_states(key_states), _round_states(value_states)
+        held: tuple[Tensor, Tensor] = super().update(keys, values, *args, **kwargs)
+        return held
 
 
-def _rounded(states: Tensor) -> Tensor:
+def _round_states(states: Tensor) -> Tensor:
     out = torch.empty_like(states)
     decode(encode(states), out)
     return out
@@ -150,28 +152,27 @@ def _row(model: Any, names: list[str], format: str, dtype: str, path: Path, toke
     narrow = {name: model.get_parameter(name).to(DTYPES[dtype]) for name in names}
     with tempfile.TemporaryDirectory(prefix=".nearflash-weights-", dir=path) as folder:
         write_model(model, Path(folder), **settings, dtype=DTYPES[dtype], compressed=names, written=written.append)
-        found = {
-            name: _expanded(tensor, DTYPES[dtype]) for name, tensor in open_checkpoint(folder).items() if name in narrow
-        }
-    inner = [each for each in written if each.name in narrow]
-    equal = all(torch.equal(_patterns(narrow[name]), _patterns(found[name])) for name in names)
+        tensors = {name: tensor for name, tensor in open_checkpoint(folder).items() if name in narrow}
+        expanded = {name: _expand_tensor(tensor, DTYPES[dtype]) for name, tensor in tensors.items()}
+    inner = [tensor for tensor in written if tensor.name in narrow]
+    equal = all(torch.equal(_patterns(narrow[name]), _patterns(expanded[name])) for name in names)
     row: dict[str, Any] = {
-        "density": sum(each.values for each in inner) / sum(each.elements for each in inner),
-        "bytes_fraction": sum(each.stored_bytes for each in inner) / sum(each.dense_bytes for each in inner),
+        "density": sum(tensor.values for tensor in inner) / sum(tensor.elements for tensor in inner),
+        "bytes_fraction": sum(tensor.stored_bytes for tensor in inner) / sum(tensor.dense_bytes for tensor in inner),
         "of": OF,
-        "forms": {form: [each.form for each in inner].count(form) for form in sorted({each.form for each in inner})},
+        "forms": dict(sorted(Counter(tensor.form for tensor in inner).items())),
         "lossless": int(equal),
     }
     if lossless:
         bounds = [entropy_bound(weight) for weight in narrow.values()]
-        row["entropy_bound_fraction"] = sum(bounds) / sum(8 * each.dense_bytes for each in inner)
+        row["entropy_bound_fraction"] = sum(bounds) / sum(8 * tensor.dense_bytes for tensor in inner)
         return row
     if dtype == "fp16":
-        row |= _losses("perplexity", model, found, tokens, kv=format.startswith("int"))
+        row |= _losses("perplexity", model, expanded, tokens, kv=format.startswith("int"))
     return row
 
 
-def _expanded(tensor: Any, dtype: torch.dtype) -> Tensor:
+def _expand_tensor(tensor: Any, dtype: torch.dtype) -> Tensor:
     out = torch.empty(tensor.shape, dtype=dtype)
     expand(tensor, out=out)
     return out

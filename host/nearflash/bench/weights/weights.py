@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.bench.weights import decode, forward, gpu, loading, sizes
 from nearflash.weights.pretrained import SMOLLM2
 
@@ -46,8 +46,7 @@ def run(
 
     A row of a model that is not there has the key `skipped`.
     """
-    if not set(parts) <= set(PARTS):
-        raise CommandError(f"parts must be of {', '.join(PARTS)}, not {', '.join(parts)}")
+    check_choices("parts", parts, PARTS)
     if windows < 1:
         raise CommandError(f"windows must be at least 1, not {windows}")
     if not path.is_dir():

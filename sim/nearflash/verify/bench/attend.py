@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from nearflash.abi.errors import CommandError
 from nearflash.abi.kernel.config import attend_config
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.gateware.attention.select.select import RadixSelector
 from nearflash.sim.pysim.harness import transfer_cycles
 from nearflash.verify.bench.attend_channel import channel_rows
@@ -55,9 +54,7 @@ def run(
     ] = None,
 ) -> Iterator[dict[str, Any]]:
     """Rows of the parts of these names (None: of all). Raises CommandError for a name that is not in PARTS."""
-    for name in parts or ():
-        if name not in PARTS:
-            raise CommandError(f"parts must be of {', '.join(PARTS)}, not {name!r}")
+    wanted = check_choices("parts", parts, PARTS)
     for name, rows in PARTS.items():
-        if parts is None or name in parts:
+        if name in wanted:
             yield from rows()

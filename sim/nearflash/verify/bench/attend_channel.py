@@ -17,7 +17,7 @@ from nearflash.verify.bench.attend_performance import CONFIG
 from nearflash.verify.fixtures.nand_channel import ChannelTiming, Request, channel_cycles
 from nearflash.verify.fixtures.nand_controller import ControllerBench, PageRead
 
-__all__ = ["MIXES", "channel_rows", "compared", "controller"]
+__all__ = ["MIXES", "channel_rows", "compare", "controller"]
 
 PARTS = ("slc-1400", "page16k-1400", "instinfer-1400")
 _PAGES_PER_BLOCK, _TIMEOUT_CYCLES = 16, 100_000_000
@@ -38,7 +38,7 @@ def _runs(rng: np.random.Generator, size: int, number: int) -> int:
     return int(rng.integers(1, 1 << size))
 
 
-def _mixed(rng: np.random.Generator, size: int, number: int) -> int:
+def _draw_mixed(rng: np.random.Generator, size: int, number: int) -> int:
     return (_whole, _runs)[int(rng.integers(2))](rng, size, number)
 
 
@@ -48,7 +48,7 @@ MIXES: dict[str, tuple[Draw, int]] = {
     "whole pages of one LUN": (_whole, -1),
     "single codewords": (_single, 0),
     "runs of codewords": (_runs, 0),
-    "whole pages and runs": (_mixed, 0),
+    "whole pages and runs": (_draw_mixed, 0),
 }
 """By name: which codewords of each page, and LUNs: at random (0), in turn (1), always the first (-1)."""
 
@@ -61,7 +61,7 @@ def channel_rows(parts: Sequence[str] = PARTS, count: int = 400) -> Iterator[dic
         luns = min(part.luns, config.luns)
         bench = controller(part, luns, config.clock_hz, f"bench_channel_{name.replace('-', '_')}")
         for mix in MIXES:
-            rtl, event = compared(bench, mix, count)
+            rtl, event = compare(bench, mix, count)
             yield {"config": CONFIG, "part": name, "luns": luns, "mix": mix, "requests": count, "rtl_cycles": rtl,
                    "event_cycles": event, "error": event / rtl - 1, "error_of": "rtl_cycles",
                    "unit": "clock cycles"}  # fmt: skip
@@ -76,7 +76,7 @@ def controller(part: NandPart, luns: int, clock_hz: int, name: str) -> Controlle
     return bench
 
 
-def compared(bench: ControllerBench, mix: str, count: int, seed: int = 1) -> tuple[int, float]:
+def compare(bench: ControllerBench, mix: str, count: int, seed: int = 1) -> tuple[int, float]:
     """Cycles of so many requests in the RTL and in the event model."""
     part, luns, rng = bench.model.part, bench.model.luns, np.random.default_rng(seed)
     size, (draw, order) = part.page_bytes // CODEWORD_BYTES, MIXES[mix]

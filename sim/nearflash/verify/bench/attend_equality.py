@@ -58,14 +58,14 @@ def equality_rows(count: int = 21 * len(_KINDS), seed: int = 1, *, everywhere: b
         (heads[start : start + _BATCH], ways if everywhere else ways[start // _BATCH % len(ways) :][:1])
         for start in range(0, len(heads), _BATCH)
     ]
-    found: dict[tuple[str, int, int], list[tuple[int, bool]]] = {}
+    mismatches_by_mode: dict[tuple[str, int, int], list[tuple[int, bool]]] = {}
     _open_device().close()  # built once, before the processes want it
     # Forked processes would inherit locks that threads of this one hold, and wait for them for ever.
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=_open) as pool:
         for results in pool.map(_compare, batches):
             for key, tokens, wrong in results:
-                found.setdefault(key, []).append((tokens, wrong))
-    for (mode, stall, order), ended in sorted(found.items()):
+                mismatches_by_mode.setdefault(key, []).append((tokens, wrong))
+    for (mode, stall, order), ended in sorted(mismatches_by_mode.items()):
         yield {"config": CONFIG, "mode": mode, "heads": len(ended), "mismatches": sum(wrong for _, wrong in ended),
                "memory_stall_percent": stall, "arrival_order": order, "tokens_max": max(tokens for tokens, _ in ended),
                "unit": "heads with any output element or completion field that differs from the model"}  # fmt: skip

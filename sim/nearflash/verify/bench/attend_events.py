@@ -52,7 +52,7 @@ class Cycles:
 
 @dataclass(frozen=True)
 class Load:
-    """What each head is: S tokens, g query heads, and the share of its token groups that is gathered."""
+    """Each head: S tokens, g query heads, and the share of its token groups that is gathered."""
 
     settings: HeadSettings
     tokens: int
@@ -127,7 +127,7 @@ class _Kernel:
         head.pending = blocks + tail
         self._blocks.extend((head, block) for block in range(blocks))
         for group in range(-(-tokens // settings.group_tokens) - tail, -(-tokens // settings.group_tokens)):
-            request = self._group(head, group, lambda: self._scored(head, settings.group_tokens), value=False)
+            request = self._group(head, group, lambda: self._end_scoring(head, settings.group_tokens), value=False)
             self.channels[request.channel].ask(request)
         self._walk_blocks()
 
@@ -177,7 +177,7 @@ class _Kernel:
         channel, lun = (head.number + group) % len(self.channels), int(self._rng.integers(self._units))
         return Request(channel, lun, codewords, 1, beats * self._passes, done)
 
-    def _scored(self, head: _Head, tokens: int) -> None:
+    def _end_scoring(self, head: _Head, tokens: int) -> None:
         self._scores.serve(tokens / _LANES * self.load.group, lambda: self._ready_to_select(head))
 
     def _ready_to_select(self, head: _Head) -> None:
@@ -197,9 +197,9 @@ class _Kernel:
         rows = -(-settings.entries(self.load.tokens) // _LANES)
         passes = 3 if settings.mode & Mode.PROBABILITY else 2
         work = passes * rows * self.load.group + 2 * rows + self.cycles.select
-        self.clock.at(self.clock.now + work, lambda: self._selected(head))
+        self.clock.at(self.clock.now + work, lambda: self._end_selecting(head))
 
-    def _selected(self, head: _Head) -> None:
+    def _end_selecting(self, head: _Head) -> None:
         head.times.append(self.clock.now)
         self._starting.append(head)
         self._gather()
@@ -222,16 +222,16 @@ class _Kernel:
         walked = settings.group_tokens / 4 + self.cycles.group_walked
         skipped = (np.diff(chosen, prepend=-1) - 1) * self.cycles.group_skipped
         for group, before in zip(chosen.tolist(), skipped.tolist(), strict=True):
-            yield before + walked, self._group(head, group, lambda: self._gathered(head), value=True)
+            yield before + walked, self._group(head, group, lambda: self._end_gathering(head), value=True)
 
-    def _gathered(self, head: _Head) -> None:
+    def _end_gathering(self, head: _Head) -> None:
         head.pending -= 1
         if not head.pending:
             head.times.append(self.clock.now)
             elements = self.load.group * self.load.settings.dim
             self._finish.serve(self.cycles.finish + elements + 4 * self.cycles.memory_latency, lambda: self._end(head))
 
-    def spent(self) -> tuple[float, float, float]:
+    def sum_cycles(self) -> tuple[float, float, float]:
         """Cycles of all links, bursts and lanes until now."""
         kinds = ("link_cycles", "data_cycles", "lane_cycles")
         links, bursts, lanes = (sum(getattr(c, name) for c in self.channels) for name in kinds)
@@ -239,7 +239,7 @@ class _Kernel:
 
     def _end(self, head: _Head) -> None:
         head.times.append(self.clock.now)
-        self.done.append((head, *self.spent()))
+        self.done.append((head, *self.sum_cycles()))
         self._slots += 1
         self._gather()
         self._begin()
@@ -260,7 +260,7 @@ def simulate(
     links, bursts, lanes = (after - before for before, after in zip(first[1:], last[1:], strict=True))
     spent = np.diff([head.times for head in middle], axis=1).mean(axis=0)
     return LoadMeans(
-        cycles_per_head=elapsed * kernel.spent()[1] / heads / bursts,  # heads end in bunches, data come evenly
+        cycles_per_head=elapsed * kernel.sum_cycles()[1] / heads / bursts,  # heads end in bunches, data come evenly
         channel_busy_fraction=links / elapsed / len(kernel.channels),
         lane_busy_fraction=lanes / elapsed / len(kernel.channels),
         phases={f"{name}_cycles": float(value) for name, value in zip(_PHASES, spent, strict=True)},

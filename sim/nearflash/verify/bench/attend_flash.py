@@ -56,7 +56,7 @@ class _Measured:
     """Dense attention's probability on the tokens that are not read."""
     traffic: tuple[HeadTraffic, ...]
 
-    def asked(self, whole_pages: bool) -> float:
+    def bytes_asked(self, whole_pages: bool) -> float:
         """Data bytes asked for, a head."""
         if not whole_pages:
             return float(np.mean([t.all.requested_bytes for t in self.traffic]))
@@ -204,7 +204,7 @@ def _row(mode: str, model: str, tokens: int, measured: _Measured, whole: bool) -
         "score_dims": settings.score_dims,
         "top_k": settings.top_k,
         "top_p": settings.top_p / 65536,
-        "flash_bytes_asked_per_head": measured.asked(whole),
+        "flash_bytes_asked_per_head": measured.bytes_asked(whole),
         "flash_bytes_used_per_head": float(np.mean([t.all.used_bytes for t in measured.traffic])),
         "flash_bytes_suffix_per_head": float(np.mean([t.suffix.requested_bytes for t in measured.traffic])),
         "output_error": measured.error,

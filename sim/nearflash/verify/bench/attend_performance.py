@@ -54,7 +54,7 @@ class Point:
 
     @property
     def settings(self) -> HeadSettings:
-        """Of every head."""
+        """Settings of every head."""
         return page_settings(self.mode, _DIM, self.tokens, nand_part(self.part).page_bytes)
 
 
@@ -68,10 +68,10 @@ EVENTS = (Point("slc-1400", 131072, 1, 8), Point("page16k-1400", 131072, 4, 24))
 def performance_rows(points: Sequence[Point] = RTL, events: Sequence[Point] = EVENTS) -> Iterator[dict[str, Any]]:
     """Each of `points` in the RTL and in the event model, `events` in the event model alone."""
     for point in points:
-        yield _row(point, "rtl", _measured(point))
-        yield _row(point, "event", _modelled(point))
+        yield _row(point, "rtl", _measure(point))
+        yield _row(point, "event", _simulate(point))
     for point in events:
-        yield _row(point, "event", _modelled(point))
+        yield _row(point, "event", _simulate(point))
 
 
 def _row(point: Point, source: str, figures: dict[str, float]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _row(point: Point, source: str, figures: dict[str, float]) -> dict[str, Any]
             **figures, "source": source, "of": _OF, "unit": "clock cycles"}  # fmt: skip
 
 
-def _modelled(point: Point) -> dict[str, float]:
+def _simulate(point: Point) -> dict[str, float]:
     load = Load(point.settings, point.tokens, point.group, 1 / 8)
     outcome = simulate(point.config, nand_part(point.part), load, point.contexts, heads=point.heads)
     return {
@@ -95,7 +95,7 @@ def _vector(point: Point, index: int) -> TestVector:
     return TestVector.of(point.settings, PageTag(index, 0, index), q, k, v)
 
 
-def _measured(point: Point) -> dict[str, float]:
+def _measure(point: Point) -> dict[str, float]:
     config, vectors = point.config, (_vector(point, index) for index in range(point.heads))
     model = NandModel(nand_part(point.part), config.luns, config.clock_hz)
     with (
@@ -144,7 +144,7 @@ class _Window:
         }  # fmt: skip
 
     def results(self) -> list[HeadOutput]:
-        """Of all heads, in order."""
+        """Results of all heads, in order."""
         return self._batch.results()
 
     def _until(self, ended: int) -> int:

@@ -1,4 +1,4 @@
-"""What stands before a NAND channel in the attend kernel: walkers over pages, queues of the index, what there is once.
+"""Parts before a NAND channel in the attend kernel: walkers over pages, queues of the index, servers.
 
 Times are clock cycles.
 """
@@ -13,7 +13,7 @@ __all__ = ["IndexQueue", "Server", "Walker"]
 
 
 class Server:
-    """What there is once: serves in the order of calls."""
+    """A part that there is once: serves in the order of calls."""
 
     def __init__(self, clock: EventClock) -> None:
         self._clock, self._free = clock, 0.0

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import ElementFormat
-from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32
 from nearflash.abi.kernel.config import expand_config
 from nearflash.abi.topk import TILE_PARAMS, ValueFormat
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.device.drivers.expand import expand_matrix
 from nearflash.device.selftest.expand import MATRIX_FORMATS, MatrixFormat, format_name, random_matrix
 from nearflash.gateware.gradients.topk import TopKExpander
@@ -64,9 +63,7 @@ def run(
         "topk": _topk,
         "kernel": _kernels,
     }
-    for part in parts:
-        if part not in kinds:
-            raise CommandError(f"parts must be of {', '.join(kinds)}, not {part!r}")
+    for part in check_choices("parts", parts, kinds):
         yield from kinds[part](beats, seed)
 
 

@@ -111,7 +111,7 @@ def _three(count: int, seed: int) -> Columns:
     return operands(count, 3, seed)
 
 
-def _fused(a: Any, b: Any, c: Any) -> Any:
+def _fuse(a: Any, b: Any, c: Any) -> Any:
     return muladd(a, b, c, fused=True)
 
 
@@ -120,8 +120,8 @@ OPERATIONS = {
     "add": FpOperation(Add, "ab", _pairs, add, {}, "add"),
     "mul": FpOperation(Mul, "ab", _pairs, mul, {}, "mul"),
     "div": FpOperation(Div, "ab", _pairs, div, {}, "div"),
-    "fma": FpOperation(MulAdd, "abc", _three, _fused, {"fused": 1}, "fma"),
-    "fma_51": FpOperation(lambda: MulAdd(RECIPROCAL_BITS), "abc", _three, _fused, {"fused": 1}, "fma"),
+    "fma": FpOperation(MulAdd, "abc", _three, _fuse, {"fused": 1}, "fma"),
+    "fma_51": FpOperation(lambda: MulAdd(RECIPROCAL_BITS), "abc", _three, _fuse, {"fused": 1}, "fma"),
     "muladd": FpOperation(MulAdd, "abc", _three, lambda a, b, c: muladd(a, b, c, fused=False), {"fused": 0}),
     "sqrt": FpOperation(Sqrt, "a", lambda count, seed: operands(count, 1, seed), sqrt, {}, "sqrt"),
     "to_fp16": _narrow(FP16),

@@ -66,15 +66,13 @@ def _expanders(build: UpdateConfig, params: int, seed: int) -> Iterator[dict[str
         values = rng.integers(0, 1 << value_format.number_format.bits, indices.size, np.uint64).astype(np.uint32)
         stream = pack(indices, values, params, value_format)
         expected = expand(stream, params).view(np.uint32)
-        dense, seconds = _expanded(build, "expand_topk", [stream], expected.nbytes, [len(stream), params])
+        dense, seconds = _expand(build, "expand_topk", [stream], expected.nbytes, [len(stream), params])
         yield _row(build, f"expand_topk {value_format.name.lower()}", expected, dense.view(np.uint32), seconds)
     mask = rng.random(params) < 0.5
     packed = rng.integers(1, 1 << 16, int(mask.sum()), np.uint16)
     bitmap = np.packbits(mask, bitorder="little").tobytes()
     elements = expand_row(bitmap, packed.tobytes(), params, "<u2")
-    dense, seconds = _expanded(
-        build, "expand_bitmap", [bitmap, packed.tobytes()], elements.nbytes, [params, packed.size]
-    )
+    dense, seconds = _expand(build, "expand_bitmap", [bitmap, packed.tobytes()], elements.nbytes, [params, packed.size])
     yield _row(build, "expand_bitmap", elements, dense.view(np.uint16), seconds)
 
 
@@ -84,7 +82,7 @@ def _row(build: UpdateConfig, kernel: str, expected: Any, actual: Any, seconds: 
             "mismatches": mismatches, "seconds": seconds}  # fmt: skip
 
 
-def _expanded(
+def _expand(
     build: UpdateConfig, name: str, sources: list[bytes], size_bytes: int, counts: list[int]
 ) -> tuple[Any, float]:
     """Bytes that an expander makes, (size_bytes,), and seconds; all ones where it finds a fault."""

@@ -30,7 +30,7 @@ class Recorded:
 
 
 def record(folder: Path, texts: NDArray[np.integer], tokens: tuple[int, ...]) -> Iterator[Recorded]:
-    """What the model in a transformers `folder` has at the last of S tokens, for each S of `tokens` and each text.
+    """Record q, k and v of the model in `folder` at the last of S tokens, for each S of `tokens` and each text.
 
     texts: token ids (texts, at least max(tokens)). The model runs in fp32; q, k and v are rounded to fp16.
     """

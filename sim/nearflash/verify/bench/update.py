@@ -20,7 +20,7 @@ from nearflash.abi.formats import FP32
 from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.kernel.config import UpdateConfig, update_config
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, Profile, SgdStep, StateFormat
-from nearflash.bench.options import Option
+from nearflash.bench.options import Option, check_choices
 from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.selftest.update import UpdateVector, differing_words, random_state, run_update
 from nearflash.sim.verilator.device import VerilatorDevice
@@ -64,9 +64,7 @@ def run(
     Raises CommandError for other gradients and formats.
     """
     build, densities = update_config(config), {kind: _density(kind) for kind in gradients}
-    for form in state_formats:
-        if form not in build.state_formats:
-            raise CommandError(f"state_formats must be of {', '.join(build.state_formats)}, not {str(form)!r}")
+    check_choices("state_formats", state_formats, build.state_formats)
     free = MemoryModel(**_LATENCY)
     shared = MemoryModel(**_LATENCY, total_bytes_per_cycle=DDR4_BYTES_PER_SECOND / build.clock_hz)
     state = random_state(np.random.default_rng(seed), params)

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-from nearflash.abi.errors import CommandError, LostStepWarning, NearflashError, UncheckedWarning
-from nearflash.bench.options import Option
-from nearflash.bench.storage.fuzz.mutations import Files, FuzzedFormat, damaged
+from nearflash.abi.errors import LostStepWarning, NearflashError, UncheckedWarning
+from nearflash.bench.options import Option, check_choices
+from nearflash.bench.storage.fuzz.mutations import Files, FuzzedFormat, damage
 from nearflash.bench.storage.fuzz.sessions import session
-from nearflash.bench.storage.fuzz.stores import export, flash, kept, state
+from nearflash.bench.storage.fuzz.stores import export, flash, lasting, state
 from nearflash.bench.storage.fuzz.tensors import checkpoint, matrix, spill, topk, weights
 from nearflash.bench.storage.fuzz.texts import drives, journal, machine, plan, policy, results, transcript
 
@@ -27,7 +27,7 @@ __all__ = ["FORMATS", "run"]
 
 HANG_S = 20
 FORMATS: dict[str, Callable[[Path], FuzzedFormat]] = {
-    "state": state, "export": export, "flash": flash, "kept": kept, "journal": journal, "session": session,
+    "state": state, "export": export, "flash": flash, "kept": lasting, "journal": journal, "session": session,
     "transcript": transcript, "policy": policy, "plan": plan, "results": results, "drives": drives, "machine": machine,
     "weights": weights, "checkpoint": checkpoint, "matrix": matrix, "topk": topk, "spill": spill,
 }  # fmt: skip
@@ -45,16 +45,15 @@ def run(
 
     Raises CommandError for other formats.
     """
-    if unknown := set(formats or ()) - FORMATS.keys():
-        raise CommandError(f"formats must be of {', '.join(FORMATS)}, not {', '.join(sorted(unknown))}")
+    wanted = check_choices("formats", formats, FORMATS)
     total = dict.fromkeys(("mutations", *_OUTCOMES), 0)
     with tempfile.TemporaryDirectory(prefix="nearflash-fuzz-") as folder:
         for name, make in FORMATS.items():
-            if formats and name not in formats:
+            if name not in wanted:
                 continue
-            place = Path(folder) / name
-            place.mkdir()
-            for kind, counts in _fuzz(name, make(place), place / "mutated", mutations).items():
+            subfolder = Path(folder) / name
+            subfolder.mkdir()
+            for kind, counts in _fuzz(name, make(subfolder), subfolder / "mutated", mutations).items():
                 total = {key: total[key] + counts[key] for key in total}
                 yield {"format": name, "class": kind, **counts}
     yield {"format": "all", "class": "all", **total}
@@ -69,7 +68,7 @@ def _fuzz(name: str, subject: FuzzedFormat, folder: Path, mutations: int) -> dic
     for number in range(mutations):
         kind = CLASSES[number % len(CLASSES)]
         if kind == "damaged":
-            files = damaged(subject.files, rng)
+            files = damage(subject.files, rng)
         else:
             files = (subject.forge if kind == "forged" else subject.misdirect)(rng)
         _put(folder, files)
@@ -99,7 +98,7 @@ def _outcome(subject: FuzzedFormat, folder: Path, expected: object) -> tuple[str
     try:
         with warnings.catch_warnings(record=True) as noticed:
             warnings.simplefilter("always")
-            found = subject.read(folder)
+            content = subject.read(folder)
     except _HungError:
         return "hangs", ""
     except NearflashError:
@@ -109,9 +108,9 @@ def _outcome(subject: FuzzedFormat, folder: Path, expected: object) -> tuple[str
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    if any(issubclass(each.category, (LostStepWarning, UncheckedWarning)) for each in noticed):
+    if any(issubclass(warning.category, (LostStepWarning, UncheckedWarning)) for warning in noticed):
         return "warned", ""
-    right = found == expected or found in subject.older or subject.accepts(found, expected)
+    right = content == expected or content in subject.older or subject.accepts(content, expected)
     return ("same", "") if right else ("silent", "another content")
 
 

@@ -1,4 +1,4 @@
-"""What is done to files: damage, forgery under checksums that hold, and valid pieces in a place that is not theirs."""
+"""Mutations of files: damage, forgery under checksums that hold, and valid pieces in a place that is not theirs."""
 
 import json
 import random
@@ -16,13 +16,13 @@ __all__ = [
     "Files",
     "FuzzedFormat",
     "Range",
-    "damaged",
-    "forged_json",
+    "damage",
+    "forge_json",
     "json_pieces",
     "line_pieces",
     "pieces",
     "range_pieces",
-    "sealed",
+    "seal_block",
     "text_files",
 ]
 
@@ -51,17 +51,17 @@ class FuzzedFormat:
     """What they may be read as, too: states of before, where the end of a file may be lost."""
     sealed: bool = True
     """They carry checksums; without them other values that make sense count as forged, not as silent."""
-    accepts: Callable[[object, object], bool] = field(default=lambda found, expected: False)
+    accepts: Callable[[object, object], bool] = field(default=lambda content, expected: False)
     """Whether other values than those expected are right, too: a beginning of them."""
 
 
-def damaged(files: Files, rng: random.Random) -> Files:
+def damage(files: Files, rng: random.Random) -> Files:
     """Some bits or bytes of a file changed, a span of zeros, or an end that is missing or too much."""
     name = rng.choice(sorted(files))
-    return {**files, name: _damaged(files[name], rng)}
+    return {**files, name: _damage(files[name], rng)}
 
 
-def _damaged(content: bytes, rng: random.Random) -> bytes:
+def _damage(content: bytes, rng: random.Random) -> bytes:
     data = bytearray(content)
     # Half of them near the beginning, where headers are.
     limit = len(data) if rng.random() < 0.5 else min(len(data), 4 * BLOCK_BYTES)
@@ -82,7 +82,7 @@ def _damaged(content: bytes, rng: random.Random) -> bytes:
 # Forgery
 
 
-def forged_json(body: Any, rng: random.Random) -> Any:
+def forge_json(body: Any, rng: random.Random) -> Any:
     """The value with one of its parts replaced, taken away, or doubled."""
     body = json.loads(json.dumps(body))
     places = _places(body)
@@ -102,17 +102,17 @@ def forged_json(body: Any, rng: random.Random) -> Any:
 
 def _places(node: Any) -> list[tuple[Any, Any]]:
     """Every container within a JSON value, with every key of it."""
-    found: list[tuple[Any, Any]] = []
+    places: list[tuple[Any, Any]] = []
     for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
-        found.append((node, key))
-        found += _places(node[key])
-    return found
+        places.append((node, key))
+        places += _places(node[key])
+    return places
 
 
-def sealed(kind: str, body: Any, room: int) -> bytes | None:
+def seal_block(kind: str, body: Any, size: int) -> bytes | None:
     """A sealed block with this body; None where it does not fit."""
     try:
-        block: bytes = seal(kind, body, room).tobytes()
+        block: bytes = seal(kind, body, size).tobytes()
     except (NearflashError, ValueError):
         return None
     return block
@@ -121,49 +121,51 @@ def sealed(kind: str, body: Any, room: int) -> bytes | None:
 # Misdirection
 
 
-def pieces(own: Files, others: Sequence[Files], unit: int) -> Mutate:
+def pieces(intact: Files, others: Sequence[Files], unit: int) -> Mutate:
     """Whole units of bytes of these or other intact files in the place of others; or two that changed places."""
 
     def mix(rng: random.Random) -> Files:
-        files = dict(own)
+        files = dict(intact)
         name = rng.choice(sorted(files))
         target = bytearray(files[name])
-        source = rng.choice([own, *others, *others])[name]
+        source = rng.choice([intact, *others, *others])[name]
         count = max(min(len(source), len(target)) // unit, 1)
         size = unit * rng.choice([1, 1, 1, 2, 3, 8, max(count // 2, 1)])
         at = unit * rng.randrange(count)
         start = at if rng.random() < 0.5 else unit * rng.randrange(count)
         piece = source[start : start + size][: len(target) - at]
-        if source is own[name] and rng.random() < 0.5:  # change places, where they do not overlap
+        if source is intact[name] and rng.random() < 0.5:  # change places, where they do not overlap
             target[start : start + len(piece)] = target[at : at + len(piece)]
         target[at : at + len(piece)] = piece
         if len(files) > 1 and rng.random() < 0.2:  # a whole file
-            return {**own, name: source}
+            return {**intact, name: source}
         return {**files, name: bytes(target)}
 
     return mix
 
 
-def range_pieces(own: Files, others: Sequence[Files], ranges: Callable[[Files], Sequence[Range]], unit: int) -> Mutate:
+def range_pieces(
+    intact: Files, others: Sequence[Files], ranges: Callable[[Files], Sequence[Range]], unit: int
+) -> Mutate:
     """Whole parts, a tensor, a group, a tile, of these or other intact files in the place of one as long; now and then
     any units of bytes, as `pieces`.
     """
-    places = [(files, ranges(files)) for files in (own, *others)]
-    anything = pieces(own, others, unit)
+    places = [(files, ranges(files)) for files in (intact, *others)]
+    anything = pieces(intact, others, unit)
 
     def mix(rng: random.Random) -> Files:
         if rng.random() < 0.3:
             return anything(rng)
         name, start, stop = rng.choice(places[0][1])
         source, known = rng.choice([places[0], *places[1:] * 2])
-        alike = [each for each in known if each[2] - each[1] == stop - start and each[0] == name]
+        alike = [part for part in known if part[2] - part[1] == stop - start and part[0] == name]
         if not alike:
             return anything(rng)
         here = (name, start, stop)
         _, first, last = here if here in alike and rng.random() < 0.5 else rng.choice(alike)
-        content = own[name]
-        mixed = {**own, name: content[:start] + source[name][first:last] + content[stop:]}
-        if source is own and rng.random() < 0.5:
+        content = intact[name]
+        mixed = {**intact, name: content[:start] + source[name][first:last] + content[stop:]}
+        if source is intact and rng.random() < 0.5:
             data = bytearray(mixed[name])
             data[first:last] = content[start:stop]
             mixed[name] = bytes(data)
@@ -172,15 +174,15 @@ def range_pieces(own: Files, others: Sequence[Files], ranges: Callable[[Files], 
     return mix
 
 
-def line_pieces(own: Files, others: Sequence[Files]) -> Mutate:
+def line_pieces(intact: Files, others: Sequence[Files]) -> Mutate:
     """Whole lines of these or other intact files in the place of others or between them; one left out, or two that
     changed places.
     """
 
     def mix(rng: random.Random) -> Files:
-        name = rng.choice(sorted(own))
-        lines = own[name].splitlines(keepends=True)
-        source = rng.choice([own, *others, *others])[name].splitlines(keepends=True)
+        name = rng.choice(sorted(intact))
+        lines = intact[name].splitlines(keepends=True)
+        source = rng.choice([intact, *others, *others])[name].splitlines(keepends=True)
         at, start = rng.randrange(len(lines)), rng.randrange(len(source))
         if rng.random() < 0.4:
             start = min(at, len(source) - 1)
@@ -194,21 +196,22 @@ def line_pieces(own: Files, others: Sequence[Files]) -> Mutate:
             case _:
                 other = rng.randrange(len(lines))
                 lines[at], lines[other] = lines[other], lines[at]
-        return {**own, name: b"".join(lines)}
+        return {**intact, name: b"".join(lines)}
 
     return mix
 
 
-def json_pieces(own: Any, others: Sequence[Any], write: Callable[[Any], Files]) -> Mutate:
+def json_pieces(intact: Any, others: Sequence[Any], write: Callable[[Any], Files]) -> Mutate:
     """A part of another intact value in the place of the same part, or of another part of its kind."""
 
     def mix(rng: random.Random) -> Files:
-        body = json.loads(json.dumps(own))
+        body = json.loads(json.dumps(intact))
         node, key = rng.choice(_places(body))
-        found = [(one, at) for one, at in _places(rng.choice([own, *others])) if type(one[at]) is type(node[key])]
-        same = [(one, at) for one, at in found if at == key]
-        one, at = rng.choice(same if same and rng.random() < 0.7 else found or [(node, key)])
-        node[key] = one[at]
+        others_places = _places(rng.choice([intact, *others]))
+        alike = [(parent, at) for parent, at in others_places if type(parent[at]) is type(node[key])]
+        same = [(parent, at) for parent, at in alike if at == key]
+        parent, at = rng.choice(same if same and rng.random() < 0.7 else alike or [(node, key)])
+        node[key] = parent[at]
         return write(body)
 
     return mix

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nearflash.bench.storage.fuzz.mutations import Files, FuzzedFormat, pieces
-from nearflash.bench.storage.fuzz.stores import forged_label, sequence_values
+from nearflash.bench.storage.fuzz.stores import forge_label, sequence_values
 from nearflash.storage.io.backend import BLOCK_BYTES
 
 __all__ = ["session"]
@@ -30,22 +30,22 @@ def session(folder: Path) -> FuzzedFormat:
     _talk(model, tokenizer, other, [turn.replace("w", "w1") for turn in ("w5 w7 w9 w8 " * 10, "w2 w3 w4 " * 6)], [])
 
     def read(place: Path) -> object:
-        tokens, values = _found(model, tokenizer, place)
+        tokens, values = _read_stored(model, tokenizer, place)
         return tokens, values.tobytes(), values.shape
 
-    def accepts(found: Any, expected: object) -> bool:
+    def accepts(content: Any, expected: object) -> bool:
         """The beginning of what one of the turns left: a turn that was lost is computed again."""
-        tokens, data, shape = found
+        tokens, data, shape = content
         values = np.frombuffer(data, np.float16).reshape(shape)
         return not tokens or any(
-            tokens == own[: len(tokens)] and np.array_equal(values, kept[:, :, :, : values.shape[3]])
-            for own, kept in known
+            tokens == stored[: len(tokens)] and np.array_equal(values, kept[:, :, :, : values.shape[3]])
+            for stored, kept in known
         )
 
-    files, *others = ({each.name: each.read_bytes() for each in path.iterdir()} for path in (own, branch, other))
+    files, *others = ({file.name: file.read_bytes() for file in path.iterdir()} for path in (own, branch, other))
 
     def forge(rng: random.Random) -> Files:
-        return forged_label(files, _NAME, rng)
+        return forge_label(files, _NAME, rng)
 
     return FuzzedFormat(files, read, forge, pieces(files, others, BLOCK_BYTES), accepts=accepts)
 
@@ -58,10 +58,10 @@ def _talk(model: Any, tokenizer: Any, folder: Path, turns: Any, known: list[tupl
     for turn in turns:
         with _engine(model, folder) as engine:
             Session(model, tokenizer, engine).reply(turn, max_new_tokens=3)
-        known.append(_found(model, tokenizer, folder))
+        known.append(_read_stored(model, tokenizer, folder))
 
 
-def _found(model: Any, tokenizer: Any, folder: Path) -> tuple[list[int], Any]:
+def _read_stored(model: Any, tokenizer: Any, folder: Path) -> tuple[list[int], Any]:
     """Tokens whose K and V are stored, and those (layers, 2, heads, tokens, d)."""
     from nearflash.inference.session import Session
 

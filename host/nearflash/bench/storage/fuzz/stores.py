@@ -15,10 +15,10 @@ from nearflash.bench.storage.fuzz.mutations import (
     Files,
     FuzzedFormat,
     Range,
-    forged_json,
+    forge_json,
     pieces,
     range_pieces,
-    sealed,
+    seal_block,
 )
 from nearflash.bench.storage.history import Oracle, Version
 from nearflash.bench.storage.kv_crashes import GEOMETRY, LAYOUT, SHAPE
@@ -34,7 +34,7 @@ from nearflash.storage.kv.kept import open_kept_store
 from nearflash.storage.state.exchange import export_state, import_state
 from nearflash.storage.state.safetensors import encode_header
 
-__all__ = ["export", "flash", "forged_label", "kept", "sequence_values", "state"]
+__all__ = ["export", "flash", "forge_label", "lasting", "sequence_values", "state"]
 
 F16 = NDArray[np.float16]
 
@@ -56,7 +56,7 @@ def state(folder: Path) -> FuzzedFormat:
 
     files, *others = ({FILE: path.read_bytes()} for path in (own, branch, other))
     mixed = pieces(files, others, BLOCK_BYTES)
-    return FuzzedFormat(files, _read_state, lambda rng: {FILE: _forged_state(files[FILE], rng)}, mixed)
+    return FuzzedFormat(files, _read_state, lambda rng: {FILE: _forge_state(files[FILE], rng)}, mixed)
 
 
 def _steps(oracle: Oracle, store: StateStore, versions: Sequence[Version]) -> None:
@@ -71,12 +71,12 @@ def _read_state(folder: Path) -> object:
         return store.stamp, store.tensor_steps, store.metadata, store.manifest, arrays
 
 
-def _forged_state(content: bytes, rng: random.Random) -> bytes:
+def _forge_state(content: bytes, rng: random.Random) -> bytes:
     data = bytearray(content)
     superblocks = [unseal("superblock", _block(data, slot * BLOCK_BYTES, BLOCK_BYTES)) for slot in (0, 1)]
     kind, slot = rng.choice(["superblock", "manifest", "table"]), rng.randrange(2)
     if kind == "superblock":
-        if block := sealed(kind, forged_json(superblocks[slot], rng), BLOCK_BYTES):
+        if block := seal_block(kind, forge_json(superblocks[slot], rng), BLOCK_BYTES):
             data[slot * BLOCK_BYTES : (slot + 1) * BLOCK_BYTES] = block
         return bytes(data)
     start = 2 * BLOCK_BYTES
@@ -84,12 +84,12 @@ def _forged_state(content: bytes, rng: random.Random) -> bytes:
         starts = [at for at in range(start, len(data), BLOCK_BYTES) if data[at:].startswith(b"nearflash.table")]
         start = starts[slot]
     size = superblocks[slot][f"{kind}_bytes"]
-    block = sealed(kind, forged_json(unseal(kind, _block(data, start, size)), rng), size)
+    block = seal_block(kind, forge_json(unseal(kind, _block(data, start, size)), rng), size)
     if block is not None:
         data[start : start + len(block)] = block
         for number in (0, 1) if kind == "manifest" else (slot,):
             body = superblocks[number] | {f"{kind}_crc32c": crc32c(np.frombuffer(block, np.uint8))}
-            data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES] = sealed("superblock", body, BLOCK_BYTES) or b""
+            data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES] = seal_block("superblock", body, BLOCK_BYTES) or b""
     return bytes(data)
 
 
@@ -105,10 +105,10 @@ def export(folder: Path) -> FuzzedFormat:
             _steps(oracle, store, [(1, history)])
             export_state(store, folder / name)
 
-    def read(place: Path) -> object:
+    def read(mutated: Path) -> object:
         target = folder / "imported"
         target.unlink(missing_ok=True)
-        with import_state(place / FILE, [target], direct=False) as store:
+        with import_state(mutated / FILE, [target], direct=False) as store:
             arrays = [store.read_array(array.name) for array in store.manifest.arrays]
             parts = [  # without the padding between tensors, which an export does not hold
                 whole[t.start // a.params_per_element :][: a.size_bytes(t.params) // a.element_bytes].tobytes()
@@ -118,17 +118,17 @@ def export(folder: Path) -> FuzzedFormat:
             return store.profile, store.steps, store.tensor_steps, store.metadata, store.manifest, parts
 
     own, other = ({FILE: (folder / name).read_bytes()} for name in ("own", "other"))
-    return FuzzedFormat(own, read, lambda rng: {FILE: _forged_export(own[FILE], rng)}, pieces(own, [other], 64))
+    return FuzzedFormat(own, read, lambda rng: {FILE: _forge_export(own[FILE], rng)}, pieces(own, [other], 64))
 
 
-def _forged_export(content: bytes, rng: random.Random) -> bytes:
+def _forge_export(content: bytes, rng: random.Random) -> bytes:
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     metadata = header["__metadata__"]
     if rng.random() < 0.5:
-        metadata["nearflash"] = json.dumps(forged_json(json.loads(metadata["nearflash"]), rng))
+        metadata["nearflash"] = json.dumps(forge_json(json.loads(metadata["nearflash"]), rng))
     else:
-        header = forged_json(header, rng)
+        header = forge_json(header, rng)
     text = encode_header(header) if isinstance(header, dict) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
@@ -155,7 +155,7 @@ def flash(folder: Path) -> FuzzedFormat:
 
     own = files[0]
     mixed = range_pieces(own, files[1:], lambda _: _blocks(FILE), BLOCK_BYTES)
-    return FuzzedFormat(own, read, lambda rng: forged_label(own, FILE, rng), mixed)
+    return FuzzedFormat(own, read, lambda rng: forge_label(own, FILE, rng), mixed)
 
 
 def _blocks(name: str) -> list[Range]:
@@ -169,10 +169,10 @@ def _blocks(name: str) -> list[Range]:
     ]
 
 
-def forged_label(files: Files, name: str, rng: random.Random) -> Files:
+def forge_label(files: Files, name: str, rng: random.Random) -> Files:
     """The files with another label of the flash in one of them."""
     content = files[name]
-    block = sealed("flash", forged_json(unseal("flash", _block(content, 0, BLOCK_BYTES)), rng), BLOCK_BYTES)
+    block = seal_block("flash", forge_json(unseal("flash", _block(content, 0, BLOCK_BYTES)), rng), BLOCK_BYTES)
     return files if block is None else {**files, name: block + content[BLOCK_BYTES:]}
 
 
@@ -181,7 +181,7 @@ _TURNS = ((0, 40), (20, 50), (33, 48))
 """Of each turn of the sequence: tokens that stay of the one before, and tokens at its end."""
 
 
-def kept(folder: Path) -> FuzzedFormat:
+def lasting(folder: Path) -> FuzzedFormat:
     """A sequence that outlasts its store, with a note of each turn; others are a copy that went on otherwise, and
     another store's sequence of the same numbers.
     """
@@ -195,30 +195,30 @@ def kept(folder: Path) -> FuzzedFormat:
     _live(branch, [*turns[:2], another], {}, first=2, name="branch")
     _live(other, [another] * 3, {}, name="other")
 
-    def read(place: Path) -> object:
-        with _opened(place) as store:
+    def read(folder: Path) -> object:
+        with _open_kept(folder) as store:
             return {number: (info.get("turn"), _kv(store, number)) for number, info in store.notes.items()}
 
-    def accepts(found: Any, expected: object) -> bool:
+    def accepts(content: Any, expected: object) -> bool:
         """Every sequence is the beginning of what its note states; one without a note is nobody's, and is freed."""
         return all(
             kv is None or turn is None or (turn in versions and np.array_equal(versions[turn][:, :, : kv[1]], kv[0]))
-            for turn, kv in ((turn, _array(kv)) for turn, kv in found.values())
+            for turn, kv in ((turn, _array(kv)) for turn, kv in content.values())
         )
 
-    files, *others = ({each.name: each.read_bytes() for each in path.iterdir()} for path in (own, branch, other))
+    files, *others = ({file.name: file.read_bytes() for file in path.iterdir()} for path in (own, branch, other))
     mixed = range_pieces(files, others, lambda _: _blocks(_KV), BLOCK_BYTES)
-    return FuzzedFormat(files, read, lambda rng: forged_label(files, _KV, rng), mixed, accepts=accepts)
+    return FuzzedFormat(files, read, lambda rng: forge_label(files, _KV, rng), mixed, accepts=accepts)
 
 
-def _opened(folder: Path) -> KvStore:
+def _open_kept(folder: Path) -> KvStore:
     return open_kept_store(folder / _KV, SHAPE, LAYOUT, GEOMETRY, direct=False)
 
 
 def _live(folder: Path, turns: Sequence[F16], versions: dict[str, F16], *, first: int = 0, name: str = "own") -> None:
     """The turns of a sequence from number `first` on; what each note states goes to `versions`."""
     folder.mkdir(exist_ok=True)
-    with _opened(folder) as store:
+    with _open_kept(folder) as store:
         number = next(iter(store.lengths)) if first else store.add()
         for turn in range(first, len(turns)):
             kept_tokens, tokens = _TURNS[turn]
@@ -253,8 +253,8 @@ def sequence_values(store: KvStore, number: int, layer: int, tokens: int) -> F16
     blocks = range(tokens // store.layout.block_tokens)
     store.read(at.index_pages.reshape(-1), store.pages.index_keys(at.index_tags, layer, blocks).reshape(-1))
     groups = range(tokens // size)
-    found = at.token_pages[:, : len(groups)].reshape(-1)
-    read = store.read(found, store.pages.token_keys(at.token_tags[: len(groups)], layer, groups).reshape(-1))
+    pages = at.token_pages[:, : len(groups)].reshape(-1)
+    read = store.read(pages, store.pages.token_keys(at.token_tags[: len(groups)], layer, groups).reshape(-1))
     kv = store.pages.values(read.data).reshape(2, shape.kv_heads, -1, shape.dim)
     last = np.stack([at.suffix_k, at.suffix_v])[:, :, at.suffix_k.shape[1] - tokens % size :]
     return np.concatenate([kv, last], axis=2)

@@ -28,8 +28,8 @@ from nearflash.bench.storage.fuzz.mutations import (
     Files,
     FuzzedFormat,
     Range,
-    damaged,
-    forged_json,
+    damage,
+    forge_json,
     pieces,
     range_pieces,
 )
@@ -56,17 +56,17 @@ def weights(folder: Path) -> FuzzedFormat:
     """A file with a tensor of every form, two of each; another one has the same tensors with other values."""
     files = []
     for number in range(2):
-        packed = [each for salt in range(2) for each in _tensors(2 * number + salt, f"-{salt}")]
-        write_file(folder / str(number), {each.name: (each.dtype, each.shape) for each in packed}, packed)
+        packed = [tensor for salt in range(2) for tensor in _tensors(2 * number + salt, f"-{salt}")]
+        write_file(folder / str(number), {tensor.name: (tensor.dtype, tensor.shape) for tensor in packed}, packed)
         files.append({FILE: (folder / str(number)).read_bytes()})
     tensors = read_file(folder / "0")
 
-    def read(place: Path) -> object:
-        return _expanded(read_file(place / FILE))
+    def read(folder: Path) -> object:
+        return _expand_all(read_file(folder / FILE))
 
     own = files[0]
-    mixed = range_pieces(own, files[1:], lambda each: [*_ranges(each[FILE], tensors)], SECTION_BYTES)
-    return FuzzedFormat(own, read, lambda rng: {FILE: _forged_weights(own[FILE], rng)}, mixed)
+    mixed = range_pieces(own, files[1:], lambda files: [*_ranges(files[FILE], tensors)], SECTION_BYTES)
+    return FuzzedFormat(own, read, lambda rng: {FILE: _forge_weights(own[FILE], rng)}, mixed)
 
 
 def _values(seed: int) -> NDArray[np.float16]:
@@ -91,13 +91,13 @@ def _tensors(seed: int, suffix: str) -> list[PackedTensor]:
     return [*bitmaps, *codes, dense]
 
 
-def _expanded(tensors: dict[str, WeightsTensor]) -> object:
-    """Of every tensor its elements; of one with rows of their own those, too."""
-    found: dict[str, object] = {}
+def _expand_all(tensors: dict[str, WeightsTensor]) -> object:
+    """The elements of every tensor; of one with rows of their own those, too."""
+    values: dict[str, object] = {}
     for name, tensor in tensors.items():
         rows = [tensor.row(number) for number in range(len(tensor.row_checksums))]
-        found[name] = tensor.dtype, tensor.shape, expand(tensor).tobytes(), [row.read().tobytes() for row in rows]
-    return found
+        values[name] = tensor.dtype, tensor.shape, expand(tensor).tobytes(), [row.read().tobytes() for row in rows]
+    return values
 
 
 def _ranges(content: bytes, tensors: dict[str, WeightsTensor]) -> Iterator[Range]:
@@ -120,17 +120,17 @@ def _groups(stream: bytes) -> Iterator[tuple[int, int]]:
         at = first
 
 
-def _forged_weights(content: bytes, rng: random.Random) -> bytes:
+def _forge_weights(content: bytes, rng: random.Random) -> bytes:
     length = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
     kind = rng.choice(["header", "nearflash_tensors", "nearflash_rows", "stream"])
     if kind == "header":
-        header = forged_json(header, rng)
+        header = forge_json(header, rng)
     elif kind == "stream":
         _forge_stream(header, data, rng)
     else:
         metadata = header["__metadata__"]
-        metadata[kind] = json.dumps(forged_json(json.loads(metadata[kind]), rng))
+        metadata[kind] = json.dumps(forge_json(json.loads(metadata[kind]), rng))
     size = length if kind == "stream" else 0  # as long as it was, so that streams begin at multiples of 64
     text = encode_header(header, size) if isinstance(header, dict) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(data)
@@ -140,14 +140,14 @@ def _forge_stream(header: Any, data: bytearray, rng: random.Random) -> None:
     """A bitmap matrix with a byte changed, under the checksums of its group, its header and the file."""
     name = f"{rng.choice(_BITMAPS)}-0"
     start, end = header[name]["data_offsets"]
-    matrix = _forged_matrix(data[start:end], rng)
+    matrix = _forge_matrix(data[start:end], rng)
     data[start:end] = matrix
     described = json.loads(header["__metadata__"]["nearflash_tensors"])
     described[name]["header_crc32c"] = f"{int.from_bytes(matrix[HEADER_BYTES - 4 : HEADER_BYTES], 'little'):08x}"
     header["__metadata__"]["nearflash_tensors"] = json.dumps(described, separators=(",", ":"))
 
 
-def _forged_matrix(matrix: bytearray, rng: random.Random) -> bytes:
+def _forge_matrix(matrix: bytearray, rng: random.Random) -> bytes:
     groups = sorted(_groups(bytes(matrix)))
     number = rng.randrange(len(groups))
     first, last = groups[number]
@@ -172,7 +172,7 @@ def checkpoint(folder: Path) -> FuzzedFormat:
         places: dict[str, str] = {}
         for number, (file, suffix) in enumerate(names.items()):
             packed = _tensors(2 * len(folders) + number, suffix)
-            planned = {each.name: (each.dtype, each.shape) for each in packed}
+            planned = {tensor.name: (tensor.dtype, tensor.shape) for tensor in packed}
             write_file(folder / run / file, planned, packed, {CHECKPOINT: run})
             places |= dict.fromkeys(planned, file)
         write_index(folder / run, places, 0, run)
@@ -181,16 +181,16 @@ def checkpoint(folder: Path) -> FuzzedFormat:
 
     def forge(rng: random.Random) -> Files:
         if rng.random() < 0.5:
-            return {**own, index: json.dumps(forged_json(json.loads(own[index]), rng)).encode()}
+            return {**own, index: json.dumps(forge_json(json.loads(own[index]), rng)).encode()}
         name = rng.choice(sorted(names))
-        return {**own, name: _forged_weights(own[name].replace(names[name].encode(), b"-0"), rng)}
+        return {**own, name: _forge_weights(own[name].replace(names[name].encode(), b"-0"), rng)}
 
-    def read(place: Path) -> object:
-        return _expanded(open_checkpoint(place))
+    def read(folder: Path) -> object:
+        return _expand_all(open_checkpoint(folder))
 
-    def accepts(found: Any, expected: Any) -> bool:
+    def accepts(content: Any, expected: Any) -> bool:
         """An index has no checksum: it may leave tensors out, which a model then misses by name."""
-        return bool(found.items() <= expected.items())
+        return bool(content.items() <= expected.items())
 
     assert SINGLE not in own
     return FuzzedFormat(own, read, forge, pieces(own, folders[1:], SECTION_BYTES), accepts=accepts)
@@ -200,14 +200,14 @@ def matrix(folder: Path) -> FuzzedFormat:
     """A matrix as the kernel reads it, without a file around it."""
     own, *others = ({FILE: pack(_values(seed), group_rows=_GROUP_ROWS)} for seed in (0, 1, 2))
 
-    def read(place: Path) -> object:
-        return expand((place / FILE).read_bytes()).tobytes()
+    def read(folder: Path) -> object:
+        return expand((folder / FILE).read_bytes()).tobytes()
 
     def ranges(files: Files) -> Sequence[Range]:
         return [(FILE, 0, HEADER_BYTES), *((FILE, first, last) for first, last in _groups(files[FILE]))]
 
     def forge(rng: random.Random) -> Files:
-        return {FILE: _forged_matrix(bytearray(own[FILE]), rng)}
+        return {FILE: _forge_matrix(bytearray(own[FILE]), rng)}
 
     return FuzzedFormat(own, read, forge, range_pieces(own, others, ranges, SECTION_BYTES))
 
@@ -225,19 +225,19 @@ def topk(folder: Path) -> FuzzedFormat:
         files.append({FILE: host_topk.pack(indices, bits, params, ValueFormat.FP16).tobytes()})
     own = files[0]
 
-    def read(place: Path) -> object:
-        stream = np.fromfile(place / FILE, np.uint8)
+    def read(folder: Path) -> object:
+        stream = np.fromfile(folder / FILE, np.uint8)
         check_tiles(stream.data, StreamHeader.unpack(stream[:TOPK_HEADER_BYTES].tobytes(), params, stream.size))
         return host_topk.expand(stream, params).tobytes()
 
-    def ranges(each: Files) -> Sequence[Range]:
-        found, at = [(FILE, 0, TOPK_HEADER_BYTES)], TOPK_HEADER_BYTES
-        while at < len(each[FILE]):
-            count, _ = unpack_tile_word(each[FILE][at : at + WORD_BYTES])
+    def ranges(files: Files) -> Sequence[Range]:
+        parts, at = [(FILE, 0, TOPK_HEADER_BYTES)], TOPK_HEADER_BYTES
+        while at < len(files[FILE]):
+            count, _ = unpack_tile_word(files[FILE][at : at + WORD_BYTES])
             end = at + WORD_BYTES + 2 * pad_bytes(count, INDEX_BYTES)
-            found.append((FILE, at, end))
+            parts.append((FILE, at, end))
             at = end
-        return found
+        return parts
 
     def forge(rng: random.Random) -> Files:
         data = bytearray(own[FILE])
@@ -261,35 +261,35 @@ def spill(folder: Path) -> FuzzedFormat:
     from nearflash.offload.tiers.link import host_memory
 
     form = KvForm(2, 2, 300, 64, torch.bfloat16)
-    size, room = DiskStorage.file_bytes(form), 4 * BLOCK_BYTES
-    file = DirectFile.create(folder / "scratch", 2 * size + room, direct=False)
-    rests = [DiskStorage(form, file, place, Ledger(), f"layer {place // size}") for place in (0, size)]
-    memory, content = host_memory(DiskStorage.work_bytes(form)), host_memory(2 * size + room).numpy()
+    size, states_bytes = DiskStorage.file_bytes(form), 4 * BLOCK_BYTES
+    file = DirectFile.create(folder / "scratch", 2 * size + states_bytes, direct=False)
+    storages = [DiskStorage(form, file, offset, Ledger(), f"layer {offset // size}") for offset in (0, size)]
+    memory, content = host_memory(DiskStorage.work_bytes(form)), host_memory(2 * size + states_bytes).numpy()
     hidden = torch.randn(2, 16, 64)
-    for rest in rests:
-        rest.states(memory)[:] = torch.randn(rest.states(memory).shape).bfloat16()
-        rest.store(memory, 0, form.tokens)
+    for storage in storages:
+        storage.states(memory)[:] = torch.randn(storage.states(memory).shape).bfloat16()
+        storage.store(memory, 0, form.tokens)
 
-    def parked() -> tuple[Parked, torch.Tensor]:
-        place, states = Parked("disk", Ledger(), file, 2 * size, room), hidden.clone()
-        place.park(states)
-        return place, states
+    def park() -> tuple[Parked, torch.Tensor]:
+        waiting, states = Parked("disk", Ledger(), file, 2 * size, states_bytes), hidden.clone()
+        waiting.park(states)
+        return waiting, states
 
-    def read(place: Path) -> object:
-        waiting, states = parked()
-        data = np.fromfile(place / FILE, np.uint8)[: len(content)]
+    def read(folder: Path) -> object:
+        waiting, states = park()
+        data = np.fromfile(folder / FILE, np.uint8)[: len(content)]
         content[:] = 0
         content[: len(data)] = data
         file.write(0, content)
-        found = []
-        for rest in rests:
+        content_read = []
+        for storage in storages:
             memory[:] = 0
-            rest.load(memory, 0, form.tokens)
-            found.append(rest.states(memory).contiguous().view(torch.uint8).numpy().tobytes())
+            storage.load(memory, 0, form.tokens)
+            content_read.append(storage.states(memory).contiguous().view(torch.uint8).numpy().tobytes())
         waiting.restore()
-        return [*found, states.numpy().tobytes()]
+        return [*content_read, states.numpy().tobytes()]
 
-    parked()
+    park()
     file.read(0, content)
-    own = {FILE: content.tobytes()}
-    return FuzzedFormat(own, read, lambda rng: damaged(own, rng), pieces(own, [], BLOCK_BYTES))
+    files = {FILE: content.tobytes()}
+    return FuzzedFormat(files, read, lambda rng: damage(files, rng), pieces(files, [], BLOCK_BYTES))

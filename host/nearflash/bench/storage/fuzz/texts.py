@@ -16,7 +16,7 @@ from nearflash.bench.storage.fuzz.mutations import (
     FILE,
     Files,
     FuzzedFormat,
-    forged_json,
+    forge_json,
     json_pieces,
     line_pieces,
     text_files,
@@ -65,13 +65,13 @@ def transcript(folder: Path) -> FuzzedFormat:
         texts = own[FILE].decode().splitlines()
         number = rng.randrange(len(texts))
         body = {name: value for name, value in json.loads(texts[number]).items() if name != "crc32"}
-        forged = forged_json(body, rng)
+        forged = forge_json(body, rng)
         before = texts[number - 1] if number else ""
         texts[number] = seal_line(forged, before) if isinstance(forged, dict) else json.dumps(forged)
         return {FILE: "\n".join(texts).encode("ascii", "replace")}
 
-    def read(place: Path) -> object:
-        return calls(ReplayDevice(place / FILE, "update-tiny"))
+    def read(folder: Path) -> object:
+        return calls(ReplayDevice(folder / FILE, "update-tiny"))
 
     return FuzzedFormat(own, read, forge, line_pieces(own, [other]))
 
@@ -97,15 +97,15 @@ def journal(folder: Path) -> FuzzedFormat:
         live(folder / store, store, number % 2)
         others.append({FILE: (folder / store).read_bytes()})
 
-    def read(place: Path) -> object:
-        return repr(SequenceJournal.read(place / FILE, name))
+    def read(folder: Path) -> object:
+        return repr(SequenceJournal.read(folder / FILE, name))
 
     own = {FILE: path.read_bytes()}
 
     def forge(rng: random.Random) -> Files:
         bodies = [json.loads(line[9:]) for line in own[FILE].splitlines()]
         number, forged = rng.randrange(len(bodies)), b""
-        bodies[number] = forged_json(bodies[number], rng)
+        bodies[number] = forge_json(bodies[number], rng)
         for body in bodies:
             forged += journal_line(body, name, len(forged))
         return {FILE: forged}
@@ -128,7 +128,7 @@ def policy(folder: Path) -> FuzzedFormat:
         layout = KvLayout(16, True, 1024, IndexFormat.INT4, 4096)
         made = PolicyFile(f"model {number}", digest, replace(base, overrides=heads), layout, 0.12, 0.001, "by hand")
         made.write(folder / str(number))
-    return _json_subject(folder, lambda place: PolicyFile.read(place / FILE, shape, digests[0]))
+    return _json_subject(folder, lambda folder: PolicyFile.read(folder / FILE, shape, digests[0]))
 
 
 def plan(folder: Path) -> FuzzedFormat:
@@ -141,7 +141,7 @@ def plan(folder: Path) -> FuzzedFormat:
         shares = Shares(gpu=1), Shares(host=1), Shares(gpu=1)
         chosen = OffloadPolicy(2 + number, 2, *shares)
         write_plan(plan_for(shape, load_machine("t4"), Workload(64, 16 + number), chosen), folder / str(number))
-    return _json_subject(folder, lambda place: read_plan(place / FILE))
+    return _json_subject(folder, lambda folder: read_plan(folder / FILE))
 
 
 def drives(folder: Path) -> FuzzedFormat:
@@ -149,7 +149,7 @@ def drives(folder: Path) -> FuzzedFormat:
     for number in range(2):
         rates = [Rate("read", 1 << 20, 2, 3.0 + number, 2.5, 4.5), Rate("random", 4096, 1, 0.05, 0.04, 0.06)]
         keep_profile(folder, rates, f"2026-02-0{3 + number}", folder / str(number))
-    return _json_subject(folder, lambda place: find_profile(place, place / FILE))
+    return _json_subject(folder, lambda folder: find_profile(folder, folder / FILE))
 
 
 def _json_subject(folder: Path, read: Callable[[Path], object]) -> FuzzedFormat:
@@ -157,7 +157,7 @@ def _json_subject(folder: Path, read: Callable[[Path], object]) -> FuzzedFormat:
     own, other = (json.loads((folder / name).read_text()) for name in ("0", "1"))
     files = {FILE: (folder / "0").read_bytes()}
     return FuzzedFormat(
-        files, read, lambda rng: text_files(forged_json(own, rng)), json_pieces(own, [other], text_files), sealed=False
+        files, read, lambda rng: text_files(forge_json(own, rng)), json_pieces(own, [other], text_files), sealed=False
     )
 
 
@@ -166,17 +166,17 @@ def machine(folder: Path) -> FuzzedFormat:
     bodies = [tomllib.loads(machine_toml(load_machine(name))) for name in ("t4", "gpu24")]
     files = {FILE: machine_toml(load_machine("t4")).encode()}
 
-    def read(place: Path) -> object:
-        return load_machine(place / FILE)
+    def read(folder: Path) -> object:
+        return load_machine(folder / FILE)
 
     def forge(rng: random.Random) -> Files:
-        return {FILE: _toml(forged_json(bodies[0], rng)).encode("utf-8", "replace")}
+        return {FILE: _toml(forge_json(bodies[0], rng)).encode("utf-8", "replace")}
 
-    def written(body: Any) -> Files:
+    def write(body: Any) -> Files:
         return {FILE: _toml(body).encode("utf-8", "replace")}
 
     assert parse_machine(_toml(bodies[0])) == parse_machine(files[FILE].decode())
-    return FuzzedFormat(files, read, forge, json_pieces(bodies[0], bodies[1:], written), sealed=False)
+    return FuzzedFormat(files, read, forge, json_pieces(bodies[0], bodies[1:], write), sealed=False)
 
 
 def _toml(body: Any) -> str:
@@ -188,7 +188,7 @@ def _toml(body: Any) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(key))} = {_value(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(str(key))} = {_value(item)}" for key, item in value.items()) + "}"
     return "[" + ", ".join(map(_value, value)) + "]" if isinstance(value, list) else json.dumps(value)
 
 
@@ -202,30 +202,30 @@ def results(folder: Path) -> FuzzedFormat:
         ([[9, *p] for p in prompts], settings, 9),
     ]
     files = []
-    for number, (rows, own, token) in enumerate(runs):
-        with Results(folder / str(number), [prompt_digest(row) for row in rows], own) as out:
+    for number, (rows, run_settings, token) in enumerate(runs):
+        with Results(folder / str(number), [prompt_digest(row) for row in rows], run_settings) as out:
             for prompt in range(5):
                 out.add({prompt: ([token, prompt], f"text {token} {prompt}")})
         files.append({FILE: (folder / str(number)).read_bytes()})
 
-    def read(place: Path) -> object:
-        with Results(place / FILE, [prompt_digest(row) for row in prompts], settings) as found:
-            return dict(found.done)
+    def read(folder: Path) -> object:
+        with Results(folder / FILE, [prompt_digest(row) for row in prompts], settings) as results:
+            return dict(results.done)
 
     def forge(rng: random.Random) -> Files:
         lines = files[0][FILE].splitlines()
         number = rng.randrange(len(lines))
         body = json.loads(lines[number])
         body.pop("crc32", None)
-        forged = forged_json(body, rng)
+        forged = forge_json(body, rng)
         if isinstance(forged, dict) and number:
             text = json.dumps(forged, sort_keys=True).encode()
             forged["crc32"] = zlib.crc32(text, zlib.crc32(lines[0]))
         lines[number] = json.dumps(forged).encode()
         return {FILE: b"\n".join(lines) + b"\n"}
 
-    def accepts(found: Any, expected: Any) -> bool:
+    def accepts(results: Any, expected: Any) -> bool:
         """Lines at the end may be missing: those prompts are computed again."""
-        return bool(found.items() <= expected.items())
+        return bool(results.items() <= expected.items())
 
     return FuzzedFormat(files[0], read, forge, line_pieces(files[0], files[1:]), accepts=accepts)

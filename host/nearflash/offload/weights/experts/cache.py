@@ -22,7 +22,7 @@ __all__ = ["ExpertCache", "HitCounts"]
 
 _READERS = 2
 _AHEAD, _PREDICTED_AHEAD = 2 * _READERS, _READERS
-"""Experts that are being read or will be next, at most; fewer before one that is only predicted."""
+"""Experts that are being read or will be next, at most; fewer while one is begun that is only predicted."""
 
 
 @dataclass(frozen=True)
