@@ -1,6 +1,11 @@
 """A bounded set of buffers that threads take turns with.
 
-What reads ahead or writes behind waits here and nowhere else, so that closing the pool ends every such wait.
+Threads that work ahead of a caller or behind it wait in one of four classes, so that closing these ends every wait:
+
+    BufferPool    whose turn a buffer is    buffers of layers' weights and of the KV cache, slots of a training step
+    Prefetcher    loads ahead, by key       layers' weights, KV cache, experts, tensors of a weights map
+    WriteBehind   calls behind, in order    K and V of a call, the KV cache of a visit, pages on their way to flash
+    WorkQueue     between stages            reads, updates and writes of a training step
 """
 
 from collections.abc import Callable, Iterable, Iterator

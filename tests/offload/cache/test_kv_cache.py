@@ -128,6 +128,31 @@ def test_a_full_disk_is_reported_at_the_next_visit_at_last(overlap):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("nearflash-cache")]
 
 
+def test_a_store_that_fails_ends_the_loads_that_wait_for_a_buffer():
+    """What is submitted after it is not stored, and frees no buffer."""
+    moves, layers, may_fail = mover(buffers=2), [layer() for _ in range(4)], threading.Event()
+
+    def full(*args):
+        assert may_fail.wait(10)
+        raise StorageFullError("no room")
+
+    layers[0].rest.store = full
+    for own in layers[:2]:
+        moves.ready(own)
+        own.update(*states(4, None))
+        moves.finish(own)
+    for own in layers[2:]:
+        moves.begin(own)
+    waiting = [moves._loads.pop(own) for own in layers[2:]]
+    may_fail.set()
+    try:
+        assert all(isinstance(each.exception(10), StorageFullError) for each in waiting)
+        with pytest.raises(StorageFullError, match="no room"):
+            moves.drain()
+    finally:
+        moves.close()
+
+
 def test_closing_ends_a_load_that_waits_for_a_buffer():
     ledger = Ledger()
     moves = mover(ledger, buffers=1)
