@@ -141,7 +141,8 @@ def test_an_expert_that_cannot_be_read_is_reported(mixture, prompts, expert_buff
     with OffloadedModel(folder, policy(), expert_bytes=4 * size) as model:
         file = folder / "model.safetensors"
         os.truncate(file, file.stat().st_size // 3)
-        with pytest.raises(WeightsError, match="it was changed while it was in use"):
-            model.generate(prompts(3), max_new_tokens=4)
+        for _ in range(2):
+            with pytest.raises(WeightsError, match="it was changed while it was in use"):
+                model.generate(prompts(3), max_new_tokens=4)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("nearflash-experts", "nearflash-read", "batch"))]
