@@ -13,6 +13,8 @@ UNTIL = "NEARFLASH_TESTS_UNTIL"
 """The environment variable of the second since the epoch after which no further test begins."""
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 """How many tests of each area (folder of tests/) only make test-full has."""
+REPEATED_STALLS = ("source", "sink", "bursty")
+"""Patterns that add to `none` and `both` what proofs hold for most units; `both` stalls sources and sinks."""
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU run on the CPU; read when they are imported
@@ -46,7 +48,11 @@ def _mark_combinations(items: list[pytest.Item]) -> None:
     """Mark `full` what repeats: `make test` has the fewest combinations with every value of each parameter."""
     combinations: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if hasattr(item, "callspec") and not item.get_closest_marker("full"):
+        if not hasattr(item, "callspec") or item.get_closest_marker("full"):
+            continue
+        if item.callspec.params.get("stalls") in REPEATED_STALLS:
+            item.add_marker("full")
+        else:
             combinations.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for left in combinations.values():
         values = {item: set(enumerate(item.callspec._idlist)) for item in left}  # one for each `parametrize`, in order

@@ -121,7 +121,7 @@ def test_keys_beyond_fp16_are_refused(value):
         encode(torch.full((1, 1, 1, 64), value))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=pytest.mark.full)])
 def test_a_cache_of_4_bits_gives_the_same_tokens_on_every_tier(saved, prompts, plain, family):
     folder, model = saved(family)
     rows = prompts(6, longest=40, shortest=20)

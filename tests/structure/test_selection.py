@@ -20,9 +20,9 @@ SPEC.loader.exec_module(conftest)
 class Item:
     """A test with one id for each `parametrize`."""
 
-    def __init__(self, name, *ids, marked=False):
+    def __init__(self, name, *ids, marked=False, **params):
         self.nodeid, self.ids, self.marked = f"{name}[{'-'.join(ids)}]", ids, marked
-        self.callspec = SimpleNamespace(_idlist=ids)
+        self.callspec = SimpleNamespace(_idlist=ids, params=params)
 
     def get_closest_marker(self, name):
         return self.marked or None
@@ -51,6 +51,11 @@ def test_what_is_marked_by_hand_stands_for_no_value():
         ("a", "y"),
         ("b", "y"),
     ]
+
+
+def test_stalls_on_one_side_and_in_bursts_are_left():
+    items = [Item("t", name, stalls=name) for name in ("none", "source", "sink", "both", "bursty")]
+    assert kept(items) == [("none",), ("both",)]
 
 
 def test_tests_of_other_names_are_other_tests():

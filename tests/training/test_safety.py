@@ -466,6 +466,7 @@ def kill_campaign(tmp_path, kills, seed):
             assert child.returncode == 0, error
 
 
+@pytest.mark.full
 def test_killed_and_resumed_is_bit_identical(tmp_path, read_state):
     kill_campaign(tmp_path, kills=1, seed=21)
     assert_equal_states(read_state, tmp_path)

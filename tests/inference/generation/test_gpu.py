@@ -33,7 +33,9 @@ def opened(doclm, gpu, policy=POLICY):
     return GpuEngine(cpu.store, policy, gpu, page_cache_bytes=1 << 20) if gpu else cpu
 
 
-@pytest.mark.parametrize("policy", [AttentionPolicy(), POLICY], ids=["dense", "page"])
+@pytest.mark.parametrize(
+    "policy", [AttentionPolicy(), pytest.param(POLICY, marks=pytest.mark.full)], ids=["dense", "page"]
+)
 def test_the_tokens_are_those_of_the_cpus_engine(doclm, on_gpu, gpu, tokenizer, policy):
     texts = ["The committee met in the spring of that year. " * 4, "Water"]
     ids = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)

@@ -35,6 +35,7 @@ def prompt_file(prompts, tmp_path):
     return rows, file
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "options"),
     [

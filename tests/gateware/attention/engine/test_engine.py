@@ -300,7 +300,11 @@ def test_scan_gives_approximate_scores(stalls, form):
     check(traffic.run(unit_of(SMALL), stalls), traffic)
 
 
-@pytest.mark.parametrize(("config", "group"), [(SMALL, 3), (WIDE, 4), (WIDE, 7)], ids=["small-3", "wide-4", "wide-7"])
+@pytest.mark.parametrize(
+    ("config", "group"),
+    [(SMALL, 3), *(pytest.param(WIDE, group, marks=pytest.mark.full) for group in (4, 7))],
+    ids=["small-3", "wide-4", "wide-7"],
+)
 def test_all_kinds_of_requests_interleave(config, group):
     traffic = Traffic(config.heads_per_beat, 5)
     forms = iter((IndexFormat.INT4, IndexFormat.INT8))
