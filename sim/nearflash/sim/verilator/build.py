@@ -41,7 +41,7 @@ _CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-fpch-preproc
 _CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
 _FAST, _SLOW = "-O2", "-O0"
 _ONE_FILE_BYTES = 200_000
-"""Generated C++ below this is compiled as one file: each of its six files would take 0.3 s to begin with."""
+"""Generated C++ below this is compiled as one file, as is all that runs once: g++ takes 0.3 s to begin a file."""
 _RUNTIME_HEADER = "runtime.h"
 """What all of Verilator's files begin with; reading it takes as long as compiling most of what follows."""
 
@@ -176,9 +176,11 @@ def _build(
               environment)  # fmt: skip
         return target
 
-    sources = ["shim.cpp", *generated]
+    slow = [source for source in generated if source.endswith("__Slow.cpp")]
+    sources = ["shim.cpp", "all__Slow.cpp", *(source for source in generated if source not in slow)]
+    (work / "all__Slow.cpp").write_text(_one_file(slow))
     if sum((work / source).stat().st_size for source in generated) < _ONE_FILE_BYTES:
-        (work / "all.cpp").write_text(_one_file(generated, flags))
+        (work / "all.cpp").write_text(_one_file([*generated, "shim.cpp"], flags))
         sources = ["all.cpp"]
     with ThreadPoolExecutor(_JOBS) as pool:
         objects = list(pool.map(compile_one, sources))
@@ -187,10 +189,11 @@ def _build(
     shutil.rmtree(work / "obj")
 
 
-def _one_file(generated: Sequence[str], flags: Sequence[str]) -> str:
-    """All sources of a library in one, the shim last: its defines must not reach what Verilator made."""
+def _one_file(sources: Sequence[str], flags: Sequence[str] = ()) -> str:
+    """The sources as one, the last with the flags' defines, which must not reach what Verilator made."""
+    lines = [f'#include "{source}"\n' for source in sources]
     defines = [f"#define {' '.join(flag.removeprefix('-D').split('=', 1))}\n" for flag in flags]
-    return "".join([*(f'#include "{source}"\n' for source in generated), *defines, '#include "shim.cpp"\n'])
+    return "".join([*lines[:-1], *defines, *lines[-1:]])
 
 
 def _environment() -> dict[str, str]:
