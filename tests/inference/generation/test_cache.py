@@ -291,7 +291,8 @@ def test_an_error_behind_the_computation_is_raised(make_model, make_engine):
     cache = NearflashCache(engine)
     with pytest.raises(StorageFullError, match="flash must have room"):
         tokens_of(model, random_inputs([4, 2]), cache)
-    with pytest.raises(StorageFullError):
+    # As the first call met it: at its end, or between two layers, which then hold different tokens.
+    with pytest.raises((StorageFullError, UnsupportedError), match=r"must have room|must be rewound or reset"):
         logits_of(model, torch.tensor([[1], [2]]), cache)
     cache.reset()
     assert not engine.stored
