@@ -1,1 +1,1 @@
-"""Helpers that every package shares and none owns. Standard library only; imports nothing of nearflash."""
+"""Helpers that every package shares and none owns. Standard library, and the errors of abi."""

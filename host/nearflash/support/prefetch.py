@@ -68,7 +68,8 @@ class Prefetcher(Generic[K, V]):
     @property
     def in_flight(self) -> list[K]:
         """Keys that are begun, and not loaded."""
-        return [key for key, job in tuple(self._ahead.items()) if not job.done()]
+        with self._lock:
+            return [key for key, job in self._ahead.items() if not job.done()]
 
     def close(self) -> None:
         """Close the pool, drop what is begun, and end the threads when they have loaded what is being taken.
@@ -83,7 +84,8 @@ class Prefetcher(Generic[K, V]):
         self._threads.shutdown()
 
     def __iter__(self) -> Iterator[K]:
-        return iter(tuple(self._ahead))
+        with self._lock:
+            return iter(tuple(self._ahead))
 
     def __contains__(self, key: object) -> bool:
         return key in self._ahead
