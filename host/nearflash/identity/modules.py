@@ -144,9 +144,9 @@ def _function(value: Any, calling: frozenset[CodeType] = frozenset()) -> list[An
             outside[key] = cell.cell_contents
         except ValueError:  # not filled yet
             continue
-    given = {str(number): each for number, each in enumerate(value.__defaults__ or ())} | (value.__kwdefaults__ or {})
+    given = {str(number): item for number, item in enumerate(value.__defaults__ or ())} | (value.__kwdefaults__ or {})
     inner = calling | {code}
-    return [_code(code), *({key: _describe(each, inner) for key, each in part.items()} for part in (outside, given))]
+    return [_code(code), *({key: _describe(item, inner) for key, item in part.items()} for part in (outside, given))]
 
 
 def _describe(value: Any, calling: frozenset[CodeType]) -> Any:

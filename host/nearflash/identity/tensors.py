@@ -52,11 +52,11 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         for part in value.__tensor_flatten__()[0]:
             yield from _flat(f"{name}.{part}", getattr(value, part))
     elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _flat(f"{name}.{key}", each)
+        for key, item in value.items():
+            yield from _flat(f"{name}.{key}", item)
     elif isinstance(value, list | tuple) and plain(value) is OPAQUE:
-        for number, each in enumerate(value):
-            yield from _flat(f"{name}.{number}", each)
+        for number, item in enumerate(value):
+            yield from _flat(f"{name}.{number}", item)
     elif (text := plain(value)) is not OPAQUE:
         yield name, torch.frombuffer(bytearray(digest_of(text), "ascii"), dtype=torch.uint8)
     else:

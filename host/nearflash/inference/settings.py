@@ -375,7 +375,7 @@ def _check_values(fields: Mapping[str, Any], vocabulary: int) -> None:
     if not isinstance(listed, list | tuple) or not all(isinstance(text, str) and text for text in listed):
         raise CommandError(f"stop_strings must be texts that are not empty, not {strings!r}")
     for name in _IDS:
-        if wrong := [one for one in _tokens_in(name, fields[name]) if type(one) is int and not 0 <= one < vocabulary]:
+        if wrong := [id_ for id_ in _tokens_in(name, fields[name]) if type(id_) is int and not 0 <= id_ < vocabulary]:
             raise CommandError(f"{name} must have tokens of the model, 0 to {vocabulary - 1}, not {wrong[0]}")
 
 
@@ -395,8 +395,8 @@ def _tokens_in(name: str, value: Any) -> Iterator[Any]:
     elif name == "sequence_bias" and isinstance(value, list | tuple):
         value = [item[0] for item in value if isinstance(item, list | tuple) and item]
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _tokens_in("", each)
+        for item in value:
+            yield from _tokens_in("", item)
     else:
         yield value
 

@@ -104,12 +104,12 @@ def open_engine(
     counts = split_heads(shape.kv_heads, [1.0] * num_devices)
     engines: list[Engine] = []
     try:
-        for place, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+        for number, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             part = replace(shape, kv_heads=count)
-            file = path if path is None or num_devices == 1 else path.with_name(f"{path.name}.{place}")
+            file = path if path is None or num_devices == 1 else path.with_name(f"{path.name}.{number}")
             if device == CPU or gpu:
-                room = cache_bytes // num_devices, suffix_bytes // num_devices
-                engines.append(_file(part, policy, layout, tokens, sequences, file, end - count, *room, keep, gpu))
+                sizes = cache_bytes // num_devices, suffix_bytes // num_devices
+                engines.append(_file(part, policy, layout, tokens, sequences, file, end - count, *sizes, keep, gpu))
             else:
                 flash = partial(_device_flash, part, layout, tokens, sequences, nand_block_pages)
                 kept = suffix_bytes // num_devices if nand_block_pages else 0

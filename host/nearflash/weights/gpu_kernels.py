@@ -19,7 +19,7 @@ _TILE = 2048
 _PLAIN16, _PLAIN8, _CODED_FP16, _CODED_BF16, _SCALED8, _SCALED4 = (tl.constexpr(int(form)) for form in RowFormat)
 _ENTRIES, _ESCAPE, _SCALED = tl.constexpr(CODEBOOK_ENTRIES), tl.constexpr(ESCAPE), tl.constexpr(SCALE_COLUMNS)
 _NAN_FP16, _NAN_BF16 = (
-    tl.constexpr(each.number_format.canonical_nan) for each in (ElementFormat.FP16, ElementFormat.BF16)
+    tl.constexpr(element.number_format.canonical_nan) for element in (ElementFormat.FP16, ElementFormat.BF16)
 )
 assert CODEBOOK_ENTRIES == 3
 _DTYPES = {ElementFormat.FP16: torch.float16, ElementFormat.BF16: torch.bfloat16, ElementFormat.INT8: torch.int8}
@@ -74,9 +74,9 @@ def _expand(  # type: ignore[no-untyped-def]
         rank = values + tl.cumsum(bit, 0) - bit
         values += tl.sum(bit, 0)
         if FORM == _PLAIN16:
-            found = tl.load(words_at + behind // 2 + rank, mask=present, other=0)
+            words = tl.load(words_at + behind // 2 + rank, mask=present, other=0)
         elif FORM == _PLAIN8:
-            found = tl.load(bytes_at + behind + rank, mask=present, other=0).to(tl.int8, bitcast=True)
+            words = tl.load(bytes_at + behind + rank, mask=present, other=0).to(tl.int8, bitcast=True)
         elif FORM == _SCALED8 or FORM == _SCALED4:  # noqa: SIM109 (Triton has no `in`)
             codes_at = behind + _pad((columns + _SCALED - 1) // _SCALED * 32)
             if FORM == _SCALED8:
@@ -85,8 +85,8 @@ def _expand(  # type: ignore[no-untyped-def]
                 code = tl.load(bytes_at + codes_at + rank // 2, mask=present, other=0).to(tl.int32)
                 code = (code >> rank % 2 * 4) & 15
             pair = words_at + behind // 2 + column // _SCALED * 2
-            found = _scale(code, tl.load(pair, mask=inside, other=0), tl.load(pair + 1, mask=inside, other=0), BF16)
-            found = tl.where(present, found, 0)
+            words = _scale(code, tl.load(pair, mask=inside, other=0), tl.load(pair + 1, mask=inside, other=0), BF16)
+            words = tl.where(present, words, 0)
         else:
             bits: tl.constexpr = 4 if FORM == _CODED_FP16 else 2
             low_bytes = _pad(count) if FORM == _CODED_FP16 else 0
@@ -97,9 +97,9 @@ def _expand(  # type: ignore[no-untyped-def]
             field = (field >> rank * bits % 8) & ((1 << bits) - 1)
             code = field & 3
             free = (present & (code == _ESCAPE)).to(tl.int32)
-            place = escapes + tl.cumsum(free, 0) - free
+            escape_at = escapes + tl.cumsum(free, 0) - free
             escapes += tl.sum(free, 0)
-            exponent = tl.load(bytes_at + escapes_at + place, mask=free == 1, other=0).to(tl.int32)
+            exponent = tl.load(bytes_at + escapes_at + escape_at, mask=free == 1, other=0).to(tl.int32)
             for entry in tl.static_range(_ENTRIES):
                 exponent = tl.where(code == entry, tl.load(book + entry).to(tl.int32), exponent)
             high = tl.load(bytes_at + high_at + rank, mask=present, other=0).to(tl.int32)
@@ -109,8 +109,8 @@ def _expand(  # type: ignore[no-untyped-def]
                 word = high >> 7 << 15 | (exponent & 31) << 10 | significand
             else:
                 word = high >> 7 << 15 | exponent << 7 | high & 127
-            found = tl.where(present, word, 0).to(tl.int16)
-        tl.store(target + column, found, mask=inside)
+            words = tl.where(present, word, 0).to(tl.int16)
+        tl.store(target + column, words, mask=inside)
 
 
 @triton.jit

@@ -198,8 +198,8 @@ def _follow_ties(model: Any, found: _Found) -> None:
 
 
 def _are_equal(some: list[tuple[str | None, WeightsTensor]], others: list[tuple[str | None, WeightsTensor]]) -> bool:
-    (_, one), (_, other) = some[0], others[0]
-    return one.shape == other.shape and torch.equal(_dense(one).float(), _dense(other).float())
+    (_, first), (_, other) = some[0], others[0]
+    return first.shape == other.shape and torch.equal(_dense(first).float(), _dense(other).float())
 
 
 def _check_left_over(model: Any, found: _Found, expected: Mapping[str, Tensor]) -> None:

@@ -129,7 +129,7 @@ class KeptTensor(WeightsTensor):
     """A tensor whose stored bytes are in memory: `data`, or what reading it gives now."""
 
     def __init__(self, tensor: WeightsTensor, data: NDArray[np.uint8] | None = None) -> None:
-        super().__init__(**{each.name: getattr(tensor, each.name) for each in fields(WeightsTensor)})
+        super().__init__(**{field.name: getattr(tensor, field.name) for field in fields(WeightsTensor)})
         object.__setattr__(self, "_data", tensor.read(aligned_buffer) if data is None else data)
 
     def read(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> NDArray[np.uint8]:

@@ -60,7 +60,7 @@ def test_a_whole_file(filled, capsys):
     heads = capsys.readouterr().out.splitlines()[2:-1]
     assert len(heads) == 9 and heads[5] == "sequence 0, layer 1, head 2: 192 tokens valid, 192 indexed"
     found = verify(filled).heads[0, 1, 2]
-    assert (found.tokens(SEPARATE), found.tokens_in_index(SEPARATE, 32)) == (192, 192)
+    assert (found.tokens(SEPARATE), found.count_indexed(SEPARATE, 32)) == (192, 192)
     assert main(["kv", "status", str(filled)]) == 0
     assert f"3840 pages, {programmed} programmed" in capsys.readouterr().out
 

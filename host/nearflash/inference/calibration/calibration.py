@@ -76,7 +76,7 @@ class Calibration:
     def save(self, path: Path, key: str) -> None:
         """Keep what was found, to go on from, durably; `key` says what it was found for. Raises OSError."""
         places = sorted(self._tables)
-        tables = np.array([self._tables[place] for place in places])
+        tables = np.array([self._tables[key] for key in places])
         with replace_file(path) as out:
             np.savez(out, key=np.array(key), places=np.array(places), tables=tables)
 
@@ -101,11 +101,11 @@ class Calibration:
         """Add the window of a text; the model's parameters must not require gradients."""
         self._seen.clear()
         predicted = prefix.logits(window, self._attend, gradients=True)[0].log_softmax(dim=-1)
-        draw, probes, found = torch.Generator().manual_seed(seed), [seen.probe for seen in self._seen], []
+        draw, probes, divergences = torch.Generator().manual_seed(seed), [seen.probe for seen in self._seen], []
         for _ in range(_DRAWS):
             tokens = torch.multinomial(predicted.detach().exp(), 1, generator=draw)
-            found.append(torch.autograd.grad(predicted.gather(1, tokens).sum(), probes, retain_graph=True))
-        for seen, *gradients in zip(self._seen, *found, strict=True):
+            divergences.append(torch.autograd.grad(predicted.gather(1, tokens).sum(), probes, retain_graph=True))
+        for seen, *gradients in zip(self._seen, *divergences, strict=True):
             table = self._table(seen, torch.stack(gradients)[:, 1::_STEP].flatten(2))
             self._tables.setdefault((seen.given.layer, seen.given.head), []).append(table)
 
@@ -113,7 +113,7 @@ class Calibration:
         """The policy that takes at most this share of flash bytes; the share, a mean over heads, and the divergence."""
         if not self._tables:
             raise CommandError("texts must be at least one, not none")
-        means = {place: np.mean(tables, axis=0) for place, tables in self._tables.items()}
+        means = {key: np.mean(tables, axis=0) for key, tables in self._tables.items()}
         least, most = -12.0, 3.0  # log10 of W
         for _ in range(_HALVINGS):
             middle = (least + most) / 2
@@ -121,7 +121,7 @@ class Calibration:
             least, most = (middle, most) if share > fraction else (least, middle)
         best, (divergence, share) = _best(means, 10**most)
         heads: dict[int | tuple[int, int], AttentionPolicy] = {
-            place: replace(_BASE, score_dims=self._score_dims[r], top_p=_TOP_P[m]) for place, (r, m) in best.items()
+            key: replace(_BASE, score_dims=self._score_dims[r], top_p=_TOP_P[m]) for key, (r, m) in best.items()
         }
         return replace(_BASE, overrides=heads), share, divergence
 
@@ -140,11 +140,11 @@ class Calibration:
     @torch.no_grad()
     def _table(self, seen: _Seen, gradients: Tensor) -> NDArray[np.float64]:
         """(2, r, tau): divergence and share of flash, from gradients (draws, positions, g·d) at some positions."""
-        given, here, each = seen.given, slice(1, None, _STEP), self._layout.group_tokens
+        given, here, group_tokens = seen.given, slice(1, None, _STEP), self._layout.group_tokens
         q, exact, tokens, k = given.q[:, here], seen.out[here], given.tokens[here], given.k.half()
-        groups = _GroupSums(q[0], k[0], given.v[0].half(), tokens, each, given.scaling)
+        groups = _GroupSums(q[0], k[0], given.v[0].half(), tokens, group_tokens, given.scaling)
         covered = (tokens // self._layout.block_tokens * self._layout.block_tokens).unsqueeze(-1)
-        on_flash = torch.arange(groups.count) * each < covered
+        on_flash = torch.arange(groups.count) * group_tokens < covered
         row_share = self._layout.index_layout(q.shape[-1]).stride_bytes / self._layout.block_tokens / (4 * q.shape[-1])
         table = np.zeros((2, len(self._score_dims), len(_TOP_P)))
         for row, score_dims in enumerate(self._score_dims):
@@ -155,18 +155,18 @@ class Calibration:
             index = score_dims * row_share * float((covered[:, 0] / tokens).mean())
             for column, scan in enumerate(scans):
                 every = torch.full_like(tokens, groups.count)
-                chosen = choose_tokens(logits, probabilities, tokens, every, scan)[0, :, ::each]
+                chosen = choose_tokens(logits, probabilities, tokens, every, scan)[0, :, ::group_tokens]
                 error = groups.attend(chosen, probabilities[0]) - exact
                 table[0, row, column] = float((gradients * error.flatten(1)).sum(dim=-1).square().mean()) / 2
-                share = ((chosen & on_flash).sum(dim=-1) * each / tokens).mean()
+                share = ((chosen & on_flash).sum(dim=-1) * group_tokens / tokens).mean()
                 table[1, row, column] = index + float(share)
         return table
 
 
 def _best(tables: _Tables, weight: float) -> tuple[dict[tuple[int, int], tuple[int, int]], tuple[float, float]]:
     """Places of r and tau for every head, and what they come to: divergence, the sum over heads; share, their mean."""
-    best = {place: divmod(int((t[0] + weight * t[1]).argmin()), t.shape[2]) for place, t in tables.items()}
-    divergence, share = np.sum([tables[place][:, r, m] for place, (r, m) in best.items()], axis=0)
+    best = {head: divmod(int((t[0] + weight * t[1]).argmin()), t.shape[2]) for head, t in tables.items()}
+    divergence, share = np.sum([tables[head][:, r, m] for head, (r, m) in best.items()], axis=0)
     return best, (float(divergence), float(share) / len(best))
 
 

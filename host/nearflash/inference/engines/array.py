@@ -90,16 +90,16 @@ class CsdArray(Engine):
         numbers, made = self._usable(sequence), dict[int, int]()
 
         def fork(place: int) -> None:
-            made[place] = self.engines[place].fork(numbers[place])
+            made[engine] = self.engines[engine].fork(numbers[engine])
 
         try:
             self._each(fork)
         except BaseException:
-            for place, number in made.items() if self._lost is None else ():
-                self.engines[place].free(number)
+            for engine, number in made.items() if self._lost is None else ():
+                self.engines[engine].free(number)
             raise
         other = next(self._next)
-        self._numbers[other] = tuple(made[place] for place in range(len(self.engines)))
+        self._numbers[other] = tuple(made[engine] for engine in range(len(self.engines)))
         return other
 
     def crop(self, sequence: int, length: int) -> None:
@@ -204,15 +204,15 @@ class CsdArray(Engine):
         """The call for every engine at once. Raises the first engine's error when all have ended."""
         if self._lost is not None:
             raise self._lost
-        futures = [self._pool.submit(call, place) for place in range(len(self.engines))]
-        failures = [(place, failure) for place, future in enumerate(futures) if (failure := future.exception())]
-        for place, failure in failures:
+        futures = [self._pool.submit(call, number) for number in range(len(self.engines))]
+        failures = [(number, failure) for number, future in enumerate(futures) if (failure := future.exception())]
+        for number, failure in failures:
             if isinstance(failure, _LOSSES) and not isinstance(failure, _SOUND):
-                self._lost = self._loss(place, failure)
+                self._lost = self._loss(number, failure)
                 raise self._lost from failure
-        for place, failure in failures:
+        for number, failure in failures:
             if isinstance(failure, NearflashError):
-                failure.add_note(f"on {self._title(place)}")
+                failure.add_note(f"on {self._title(number)}")
             raise failure
         return [future.result() for future in futures]
 

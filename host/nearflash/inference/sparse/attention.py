@@ -165,22 +165,22 @@ def choose_tokens(logits: Tensor, probabilities: Tensor, tokens: Tensor, top_k: 
 
     logits (N, P, g, S) are -inf after S, probabilities their softmax; tokens and top_k (P,) or (N, P).
     """
-    each = scan.entry_tokens
-    space = -logits.shape[-1] % each
+    size = scan.entry_tokens
+    space = -logits.shape[-1] % size
     if scan.by_probability:
-        shares = torch.nn.functional.pad(probabilities.sum(dim=2), (0, space)).unflatten(-1, (-1, each)).sum(dim=-1)
+        shares = torch.nn.functional.pad(probabilities.sum(dim=2), (0, space)).unflatten(-1, (-1, size)).sum(dim=-1)
         keys = (shares * PROBABILITY_KEY).half().float()
     else:
         padded = torch.nn.functional.pad(logits * LOG2E, (0, space), value=-torch.inf)
-        keys = padded.unflatten(-1, (-1, each)).amax(dim=-1).sum(dim=2).half().float()
+        keys = padded.unflatten(-1, (-1, size)).amax(dim=-1).sum(dim=2).half().float()
     weights = keys
-    entry = torch.arange(keys.shape[-1], device=keys.device) * each
+    entry = torch.arange(keys.shape[-1], device=keys.device) * size
     count = tokens.unsqueeze(-1)
     window = (count % scan.block_tokens).clamp(min=scan.local_window) if scan.keep_tail else scan.local_window
-    local = entry + each > (count - window).clamp(min=0)
+    local = entry + size > (count - window).clamp(min=0)
     keys = keys.masked_fill(local, torch.inf).masked_fill(entry >= count, -torch.inf)
     mask = choose(keys, top_k.expand(keys.shape[:-1]), weights, scan.top_p)
-    return mask.repeat_interleave(each, dim=-1)[..., : logits.shape[-1]]
+    return mask.repeat_interleave(size, dim=-1)[..., : logits.shape[-1]]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, tokens: Tensor) -> None:

@@ -41,7 +41,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         for sequence, tokens in report.kept.items():
             print(f"sequence {sequence}: {tokens} tokens, valid in every layer and head")
     for (sequence, layer, head), pages in report.heads.items() if arguments.heads else ():
-        tokens, indexed = pages.tokens(report.layout), pages.tokens_in_index(report.layout, report.shape.dim)
+        tokens, indexed = pages.tokens(report.layout), pages.count_indexed(report.layout, report.shape.dim)
         print(f"sequence {sequence}, layer {layer}, head {head}: {tokens} tokens valid, {indexed} indexed")
     for torn in report.torn:
         print(f"TORN {torn}")

@@ -91,8 +91,8 @@ class FoundPages:
             copied = np.intersect1d(live, kind.pages[counts[inverse] > 1])
             np.subtract.at(lost, copied // self._geometry.pages_per_block, 1)
         full = [queue for queue in range(queues) if not spare[queue::queues].any()]
-        found = (np.flatnonzero(lost[queue::queues] == 0)[:1] * queues + queue for queue in full)
-        return np.concatenate([np.zeros(0, np.int64), *found])
+        moves = (np.flatnonzero(lost[queue::queues] == 0)[:1] * queues + queue for queue in full)
+        return np.concatenate([np.zeros(0, np.int64), *moves])
 
     def group(self, number: int, index: int, avoid: NDArray[np.int64] = _NO_BLOCKS) -> NDArray[np.int64] | None:
         """The pages (layers, heads) of the KV page group `index` that goes by `number`; None where one is missing.

@@ -167,11 +167,11 @@ class Sequences:
         for key, before, after in zip(keys, old.tolist(), new.tolist(), strict=True):
             if key["first"]:
                 continue
-            place = int(key["head"]), int(key["index"])
+            head_and_index = int(key["head"]), int(key["index"])
             for number in self._holders.get(int(key["sequence"]), ()):
                 state = self._states[number]
                 table = (state.tokens if key["kind"] == PageKind.TOKEN else state.index)[int(key["layer"])]
-                table.replace(place, before, after)
+                table.replace(head_and_index, before, after)
                 if state.partial is not None and state.partial.number == key["sequence"]:
                     state.partial.pages[key["layer"], key["head"]] = after
 

@@ -32,7 +32,7 @@ class Coverage:
         """Tokens from the first on that are valid."""
         return _leading(self.groups) * layout.group_tokens
 
-    def tokens_in_index(self, layout: KvLayout, dim: int) -> int:
+    def count_indexed(self, layout: KvLayout, dim: int) -> int:
         """Tokens from the first on whose index pages are valid."""
         return _leading(self.index) // layout.index_layout(dim).pages * layout.block_tokens
 

@@ -63,8 +63,8 @@ class Superblock:
                 raise StateError(
                     f"{path} must have {name} {ours}, not {body.get(name)!r}; use the nearflash release that wrote it"
                 )
-        own = {name: value for name, value in body.items() if name not in ("version", "abi")}
-        return TableReader(StateError, at_least_zero).parse(cls, own, f"the superblock of {path}")
+        table = {name: value for name, value in body.items() if name not in ("version", "abi")}
+        return TableReader(StateError, at_least_zero).parse(cls, table, f"the superblock of {path}")
 
 
 def void_block(step: int) -> NDArray[np.uint8]:

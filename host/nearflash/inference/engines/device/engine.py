@@ -81,10 +81,10 @@ class DeviceEngine(StoreEngine):
                 stored = [self.store.layer(sequence, layer) for sequence in sequences]
                 suffixes = [self._suffixes.entries(head) for head in stored]
                 heads = [
-                    self._head(one, head, own, suffixes[row][head], scaling, tokens, several)
-                    for row, (one, queries) in enumerate(zip(stored, q, strict=True))
+                    self._head(layer_kv, head, token_q, suffixes[row][head], scaling, tokens, several)
+                    for row, (layer_kv, queries) in enumerate(zip(stored, q, strict=True))
                     for head in range(self.kv_heads)
-                    for tokens, own in _by_token(one.tokens, queries[head] if several else queries[head][None])
+                    for tokens, token_q in _by_token(layer_kv.tokens, queries[head] if several else queries[head][None])
                 ]
             with self._counters.time_phase("attend"):
                 done = attend(self.device, heads, contexts=most_contexts(self._config, heads))

@@ -109,18 +109,18 @@ def entry_keys(
     count = triton.cdiv(length, entry_tokens)
     keys, plain = (torch.empty(rows, count, device=tokens.device) for _ in range(2))
     shares = torch.empty(rows, group, count, device=tokens.device)
-    each = triton.next_power_of_2(entry_tokens)
-    at_once = max(_ENTRY_TOKENS // each, 1)
+    entry = triton.next_power_of_2(entry_tokens)
+    at_once = max(_ENTRY_TOKENS // entry, 1)
     _entries[rows, triton.cdiv(count, at_once)](
         probabilities, probabilities if logits is None else logits, tokens, windows, keys, plain, shares, most, length,
-        count, entry_tokens, group, ENTRIES=at_once, EACH=each, BY_LOGIT=logits is not None,
+        count, entry_tokens, group, ENTRIES=at_once, EACH=entry, BY_LOGIT=logits is not None,
     )  # fmt: skip
     return keys, plain, shares
 
 
 def join_parts(parts: list[Partial]) -> tuple[Tensor, Tensor]:
     """Attention to the tokens of all parts, (n, g, d), and the logarithm of the sum of all exponentials, (n, g)."""
-    largest, total, out = parts[0] if len(parts) == 1 else (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    largest, total, out = parts[0] if len(parts) == 1 else (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     rows, splits, group, dim = out.shape
     every, log_sum = torch.empty(rows, group, dim, device=out.device), torch.empty(rows, group, device=out.device)
     _join[rows, group](
@@ -135,9 +135,9 @@ def _query(  # type: ignore[no-untyped-def]
     q, part, dims, scaling, count, dim, group, GROUP: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    own, places = tl.arange(0, GROUP), tl.arange(0, DIM)
-    words = q + (row * group + own)[:, None] * dim + places[None, :]
-    inside = (own < group)[:, None] & (places < dim)[None, :]
+    member, places = tl.arange(0, GROUP), tl.arange(0, DIM)
+    words = q + (row * group + member)[:, None] * dim + places[None, :]
+    inside = (member < group)[:, None] & (places < dim)[None, :]
     query = tl.load(words, mask=inside, other=0.0)
     size = tl.abs(query)
     # Rounded as the kernel ranks them; what is no dim comes last.
@@ -145,7 +145,7 @@ def _query(  # type: ignore[no-untyped-def]
     sums = tl.where(places < dim, sums, -1.0)
     rank = tl.zeros((DIM,), tl.int32)
     for other in range(dim):
-        column = tl.load(q + (row * group + own) * dim + other, mask=own < group, other=0.0)
+        column = tl.load(q + (row * group + member) * dim + other, mask=member < group, other=0.0)
         its = (tl.sum(tl.abs(column).to(tl.float64), axis=0) / 8).to(tl.float32).to(tl.float16).to(tl.float32)
         rank += ((its > sums) | ((its == sums) & (other < places))).to(tl.int32)
     counts = (rank < count) & (places < dim)
@@ -153,7 +153,7 @@ def _query(  # type: ignore[no-untyped-def]
     every, kept = tl.sum(size, axis=1), tl.sum(tl.where(counts[None, :], size, 0.0), axis=1)
     scale = scaling * tl.where(kept > 0, tl.sqrt(every / tl.where(kept > 0, kept, 1.0)), 1.0)
     out = tl.where(counts[None, :], query * scale[:, None], 0.0)
-    tl.store(part + (row * group + own)[:, None] * dim + places[None, :], out, mask=inside)
+    tl.store(part + (row * group + member)[:, None] * dim + places[None, :], out, mask=inside)
 
 
 @triton.jit
@@ -166,10 +166,10 @@ def _entries(  # type: ignore[no-untyped-def]
     token = entry[:, None] * each + tl.arange(0, EACH)[None, :]
     inside = (tl.arange(0, EACH) < each)[None, :] & (token < length)
     sums = tl.zeros((ENTRIES,), tl.float32)
-    for own in range(group):
-        words = (row * group + own) * length + token
+    for member in range(group):
+        words = (row * group + member) * length + token
         share = tl.sum(tl.load(probabilities + words, mask=inside, other=0.0), axis=1)
-        tl.store(shares + (row * group + own) * count + entry, share, mask=entry < count)
+        tl.store(shares + (row * group + member) * count + entry, share, mask=entry < count)
         if BY_LOGIT:
             sums += tl.max(tl.load(logits + words, mask=inside, other=float("-inf")), axis=1)
         else:
@@ -186,20 +186,20 @@ def _entries(  # type: ignore[no-untyped-def]
 def _join(  # type: ignore[no-untyped-def]
     largest, total, out, every, log_sum, splits, group, dim, SPLITS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    row, own = tl.program_id(0), tl.program_id(1)
+    row, member = tl.program_id(0), tl.program_id(1)
     split, places = tl.arange(0, SPLITS), tl.arange(0, DIM)
-    at = (row * splits + split) * group + own
+    at = (row * splits + split) * group + member
     high = tl.load(largest + at, mask=split < splits, other=float("-inf"))
     most = tl.max(high, axis=0)
     kept = tl.exp(high - most)
     sum_all = tl.sum(kept * tl.load(total + at, mask=split < splits, other=0.0), axis=0)
     sums = tl.zeros((DIM,), tl.float32)
-    for one in range(splits):
-        at_one = (row * splits + one) * group + own
+    for number in range(splits):
+        at_one = (row * splits + number) * group + member
         weight = tl.exp(tl.load(largest + at_one) - most)
         sums += weight * tl.load(out + at_one * dim + places, mask=places < dim, other=0.0)
-    tl.store(every + (row * group + own) * dim + places, sums / sum_all, mask=places < dim)
-    tl.store(log_sum + row * group + own, tl.log(sum_all) + most)
+    tl.store(every + (row * group + member) * dim + places, sums / sum_all, mask=places < dim)
+    tl.store(log_sum + row * group + member, tl.log(sum_all) + most)
 
 
 @triton.jit
@@ -210,7 +210,7 @@ def _score(  # type: ignore[no-untyped-def]
     row, block = tl.program_id(0), tl.program_id(1)
     if block < tl.load(blocks + row):
         at = tl.program_id(2) * CODES + tl.arange(0, CODES)
-        own = tl.arange(0, GROUP)
+        member = tl.arange(0, GROUP)
         factors = tl.load(factors_at + row).to(tl.pointer_type(tl.float16))
         if BITS == 16:
             codes = tl.load(codes_at + row).to(tl.pointer_type(tl.float16))
@@ -220,7 +220,7 @@ def _score(  # type: ignore[no-untyped-def]
         high = tl.zeros((GROUP, CODES), tl.float32)
         for j in range(count):
             line = tl.load(dims + row * count + j)
-            weight = tl.load(q + (row * group + own) * dim + line, mask=own < group, other=0.0)
+            weight = tl.load(q + (row * group + member) * dim + line, mask=member < group, other=0.0)
             line += block * dim
             code = tl.load(codes + line * words + at, mask=at < words, other=0)
             if BITS == 16:
@@ -232,12 +232,12 @@ def _score(  # type: ignore[no-untyped-def]
                     high += weight[:, None] * ((code >> 4).to(tl.float32) * scale + zero)[None, :]
                     code = code & 15
                 low += weight[:, None] * (code.to(tl.float32) * scale + zero)[None, :]
-        each = 2 if BITS == 4 else 1
-        place = scores + (row * group + own)[:, None] * length + block * tokens + each * at[None, :]
-        inside = (own < group)[:, None] & (at < words)[None, :]
-        tl.store(place, low, mask=inside)
+        step = 2 if BITS == 4 else 1
+        target = scores + (row * group + member)[:, None] * length + block * tokens + step * at[None, :]
+        inside = (member < group)[:, None] & (at < words)[None, :]
+        tl.store(target, low, mask=inside)
         if BITS == 4:
-            tl.store(place + 1, high, mask=inside)
+            tl.store(target + 1, high, mask=inside)
 
 
 @triton.jit
@@ -246,16 +246,16 @@ def _score_keys(  # type: ignore[no-untyped-def]
     group, length, GROUP: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    own, places = tl.arange(0, GROUP), tl.arange(0, DIM)
+    member, places = tl.arange(0, GROUP), tl.arange(0, DIM)
     token = tl.program_id(1) * TILE + tl.arange(0, TILE)
     live = token < tl.load(counts + row)
-    inside = (own < group)[:, None] & (places < dim)[None, :]
-    query = tl.load(q + (row * group + own)[:, None] * dim + places[None, :], mask=inside, other=0.0)
+    inside = (member < group)[:, None] & (places < dim)[None, :]
+    query = tl.load(q + (row * group + member)[:, None] * dim + places[None, :], mask=inside, other=0.0)
     words = tl.load(k_at + row).to(tl.pointer_type(tl.float16)) + token[:, None] * dim + places[None, :]
     keys = tl.load(words, mask=live[:, None] & (places < dim)[None, :], other=0.0).to(tl.float32)
-    found = tl.dot(query, tl.trans(keys), input_precision="ieee")
-    place = scores + (row * group + own)[:, None] * length + tl.load(first + row) + token[None, :]
-    tl.store(place, found, mask=(own < group)[:, None] & live[None, :])
+    products = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    target = scores + (row * group + member)[:, None] * length + tl.load(first + row) + token[None, :]
+    tl.store(target, products, mask=(member < group)[:, None] & live[None, :])
 
 
 @triton.jit
@@ -265,9 +265,9 @@ def _attend(  # type: ignore[no-untyped-def]
     DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     row, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    own, places, near = tl.arange(0, GROUP), tl.arange(0, DIM), tl.arange(0, TILE)
-    inside = (own < group)[:, None] & (places < dim)[None, :]
-    query = tl.load(q + (row * group + own)[:, None] * dim + places[None, :], mask=inside, other=0.0)
+    member, places, near = tl.arange(0, GROUP), tl.arange(0, DIM), tl.arange(0, TILE)
+    inside = (member < group)[:, None] & (places < dim)[None, :]
+    query = tl.load(q + (row * group + member)[:, None] * dim + places[None, :], mask=inside, other=0.0)
     behind, end = tl.load(v_from + row), tl.load(ends + row)
     most = tl.full((GROUP,), _LOWEST, tl.float32)
     every = tl.zeros((GROUP,), tl.float32)
@@ -295,7 +295,7 @@ def _attend(  # type: ignore[no-untyped-def]
             sums = sums * kept[:, None] + tl.dot(weights, values, input_precision="ieee")
             every = every * kept + tl.sum(weights, axis=1)
             most = now
-    place = (row * splits + split) * group + own
-    tl.store(largest + place, most, mask=own < group)
-    tl.store(total + place, every, mask=own < group)
-    tl.store(out + place[:, None] * dim + places[None, :], sums, mask=inside)
+    slot = (row * splits + split) * group + member
+    tl.store(largest + slot, most, mask=member < group)
+    tl.store(total + slot, every, mask=member < group)
+    tl.store(out + slot[:, None] * dim + places[None, :], sums, mask=inside)

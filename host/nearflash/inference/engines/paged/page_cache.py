@@ -172,4 +172,4 @@ class PageCache:
         old = np.flatnonzero((self._used > _NEVER) & (self._used < before))
         if len(old) > _SORTED:
             old = old[np.argpartition(self._used[old], _SORTED)[:_SORTED]]
-        return [int(place) for place in old[np.argsort(self._used[old])[::-1]]]
+        return [int(row) for row in old[np.argsort(self._used[old])[::-1]]]
