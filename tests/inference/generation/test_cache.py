@@ -1,5 +1,6 @@
 import copy
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -285,9 +286,11 @@ def test_values_beyond_fp16_are_an_error(make_model, make_engine):
         tokens_of(model, random_inputs([4, 2]), NearflashCache(make_engine(2)))
 
 
-def test_an_error_behind_the_computation_is_raised(make_model, make_engine):
+@pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["at-once", "late"])
+def test_an_error_behind_the_computation_is_raised(make_model, make_engine, monkeypatch, seconds):
     model, engine = make_model(), make_engine(2)
-    engine.room = 100
+    engine.room, append = 100, engine.append
+    monkeypatch.setattr(engine, "append", lambda *tokens: time.sleep(seconds) or append(*tokens))
     cache = NearflashCache(engine)
     with pytest.raises(StorageFullError, match="flash must have room"):
         tokens_of(model, random_inputs([4, 2]), cache)

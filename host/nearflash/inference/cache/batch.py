@@ -81,13 +81,14 @@ class StoredBatch:
         self._columns = np.concatenate([self._columns, columns], axis=1)
 
     def _check_layers(self, new: int) -> None:
-        """Raise UnsupportedError where a call of `new` tokens meets layers that an earlier one left at different ones.
+        """Raise the error of an earlier call that left layers at different columns; UnsupportedError where it had none.
 
         Layers that are never asked, as where layers share K and V, have none.
         """
         before = self._columns.shape[1]
         held = {layer.get_seq_length() for layer in self.layers if isinstance(layer, CacheLayerMixin)}
         if held - {0, before, before + new}:
+            self.behind.wait()  # its own error, where it ended by one behind the computation
             raise UnsupportedError("cache must be rewound or reset: an earlier call ended between its layers")
 
     def _undo(self, new: int) -> None:
