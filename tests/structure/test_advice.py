@@ -208,6 +208,7 @@ def test_every_extra_target_and_variable_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    targets |= {f"test-{folder.name}" for folder in (ROOT / "tests").iterdir() if folder.is_dir()}  # test-%
     read = set(re.findall(r"NEARFLASH_[A-Z0-9_]*[A-Z0-9]", makefile))
     for name in tracked():
         if name.endswith((".py", ".cpp", ".hpp", ".h", ".tcl")):

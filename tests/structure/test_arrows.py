@@ -83,7 +83,7 @@ LEAN = {
     "support": set(),
     "model": {"numpy"},
     "device": {"numpy"},
-    "weights": {"numpy", "crc32c", "torch", "transformers", "accelerate", "triton"},
+    "weights": {"numpy", "crc32c", "torch", "transformers", "accelerate", "safetensors", "triton"},
     "storage": {"numpy", "crc32c"},
     "explore": {"numpy", "matplotlib"},
     "bench.runner": set(),

@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 
 from nearflash.support import native
-from nearflash.support.native import INCLUDE, TARGETS, CompileError, Processor, find_address, load_library, pick_target
+from nearflash.support.native import (
+    INCLUDE,
+    TARGETS,
+    CompileError,
+    ProcessorLevel,
+    find_address,
+    load_library,
+    pick_target,
+)
 
 ANSWER = 'extern "C" int answer() { return 42; }\n'
-GENERIC = Processor("generic", ("-O1",), frozenset())
+GENERIC = ProcessorLevel("generic", ("-O1",), frozenset())
 """Of no processor's own instructions."""
 
 
@@ -89,7 +97,7 @@ def test_the_best_target_that_a_processor_is(monkeypatch, features, name):
 def test_another_processor_has_a_target_of_its_own(monkeypatch):
     monkeypatch.setattr(native, "_features", lambda: frozenset(("fpu", "sse2")))
     monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
-    assert pick_target.__wrapped__() == Processor("x86_64-native", ("-march=native",), frozenset(("fpu", "sse2")))
+    assert pick_target.__wrapped__() == ProcessorLevel("x86_64-native", ("-march=native",), frozenset(("fpu", "sse2")))
 
 
 def test_addresses_of_arrays():

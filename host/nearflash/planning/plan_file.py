@@ -29,7 +29,7 @@ _MOST_COUNT, _MOST = 1 << 53, 1e300
 
 @dataclass(frozen=True)
 class _Prediction:
-    """What is kept of nearflash.planning.explain.summary, whose keys these are."""
+    """The part of nearflash.planning.explain.summary that is kept, whose keys these are."""
 
     tokens_per_second: float
     decode_tokens_per_second: float
@@ -68,7 +68,7 @@ class PlanFile:
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """What a plan's file would hold."""
+        """The content of the file of a plan."""
         found = summary(plan)
         prediction = {each.name: found[each.name] for each in fields(_Prediction)}
         return cls(plan.policy, plan.workload, plan.shape.digest(), plan.machine.name, prediction)

@@ -23,7 +23,7 @@ __all__ = [
     "INCLUDE",
     "TARGETS",
     "CompileError",
-    "Processor",
+    "ProcessorLevel",
     "build_library",
     "compile_source",
     "find_address",
@@ -47,7 +47,7 @@ class CompileError(NearflashError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Processor:
+class ProcessorLevel:
     """Processors that a library can be built for: those with these features, as /proc/cpuinfo names them."""
 
     name: str
@@ -58,8 +58,8 @@ class Processor:
 _V3 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "sse4_2"))
 _V4 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vbmi2"))
 TARGETS = (
-    Processor("x86-64-v4", ("-march=x86-64-v4", "-mavx512vbmi2"), _V3 | _V4),
-    Processor("x86-64-v3", ("-march=x86-64-v3",), _V3),
+    ProcessorLevel("x86-64-v4", ("-march=x86-64-v4", "-mavx512vbmi2"), _V3 | _V4),
+    ProcessorLevel("x86-64-v3", ("-march=x86-64-v3",), _V3),
 )
 """What wheels carry libraries for, the best first."""
 
@@ -74,24 +74,24 @@ def load_library(source: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(ready if ready.is_file() else compile_source(source, target)))
 
 
-def locate_prebuilt(source: Path, target: Processor) -> Path:
-    """Where a wheel has the library of a C++ file."""
+def locate_prebuilt(source: Path, target: ProcessorLevel) -> Path:
+    """The place where a wheel has the library of a C++ file."""
     return source.with_suffix(f".{target.name}.so")
 
 
-def compile_source(source: Path, target: Processor) -> Path:
+def compile_source(source: Path, target: ProcessorLevel) -> Path:
     """Build the library of a C++ file of this package for a target. Raises CompileError, ConfigError."""
     flags, folders = (*_FLAGS, *target.flags), (source.parent, INCLUDE)
     return build_library(source.stem, source.read_text(), "nearflash's loops over vectors", flags, folders=folders)
 
 
 @functools.cache
-def pick_target() -> Processor:
+def pick_target() -> ProcessorLevel:
     """The best of TARGETS that this processor is, else one of its own."""
     features = _features()
     found = next((target for target in TARGETS if target.features <= features), None)
     native = "-march=native" if platform.machine() == "x86_64" else "-mcpu=native"
-    return found or Processor(f"{platform.machine()}-native", (native,), features)
+    return found or ProcessorLevel(f"{platform.machine()}-native", (native,), features)
 
 
 def _features() -> frozenset[str]:
@@ -134,7 +134,7 @@ def build_library(
 
 
 def find_address(array: Any) -> int:
-    """Where a numpy array's elements begin; they must follow one another. Raises ValueError."""
+    """The address of a numpy array's first element; they must follow one another. Raises ValueError."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # six times as fast as numpy's own `ctypes.data`
     except (TypeError, ValueError, BufferError):  # read-only, or empty

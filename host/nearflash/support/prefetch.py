@@ -41,7 +41,7 @@ class Prefetcher(Generic[K, V]):
                 self._ahead[key] = self._submit(key)
 
     def take(self, key: K) -> V:
-        """What was loaded; loads it where it was not begun, beyond the limit too. Raises what `load` raised."""
+        """The loaded value; loads it where that was not begun, beyond the limit too. Raises what `load` raised."""
         return self.pop(key).result()
 
     def pop(self, key: K) -> "Future[V]":

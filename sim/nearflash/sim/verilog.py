@@ -157,7 +157,7 @@ class Design:
         return self._shared[1][module]
 
     def datapath_modules(self) -> tuple[DatapathModule, ...]:
-        """Those of `datapaths` that the Verilog has a module for, by its name there."""
+        """The `datapaths` that the Verilog has a module for, by its name there."""
         return tuple({DatapathModule(self.representative(one.module), one.held): None for one in self.datapaths})
 
     def write_verilog(self, folder: Path) -> Path:

@@ -145,7 +145,7 @@ def boards() -> list[str]:
 
 
 def rule(key: str, hint: Any, value: Any) -> str:
-    """What texts and numbers of boards' and bitstreams' tables must be (nearflash.support.tables)."""
+    """The rule that texts and numbers of boards' and bitstreams' tables keep to (nearflash.support.tables)."""
     return "text" if value == "" else at_least_zero(key, hint, value)
 
 

@@ -266,7 +266,7 @@ class _Netlist:
 
 
 class _Operands:
-    """What a cell reads, as C++."""
+    """The operands of a cell, as C++."""
 
     def __init__(self, netlist: _Netlist, cell: dict[str, Any]) -> None:
         self.netlist, self._cell = netlist, cell

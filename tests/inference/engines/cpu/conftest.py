@@ -78,7 +78,7 @@ ARGUMENTS = {
     "chosen": "plpppp",
 }  # fmt: skip
 RETURN_FLOATS = ("product", "largest", "exponentials", "only_sum")
-GENERIC = native.Processor("generic", ("-O1",), frozenset())
+GENERIC = native.ProcessorLevel("generic", ("-O1",), frozenset())
 """Of no processor's own instructions."""
 
 

@@ -30,7 +30,7 @@ async def items_leave_in_order(dut: Any) -> None:
 
 @test()
 async def it_holds_depth_items(dut: Any) -> None:
-    """With no consumer at the output, exactly `depth` items go in, and `level` counts them."""
+    """Exactly `depth` items go in while nothing is taken out, and `level` counts them."""
     await start(dut)
     depth = parameters().get("depth", 5)
     cocotb.start_soon(send(dut, "i", range(depth + 1)))

@@ -38,7 +38,7 @@ void scale_bf16(uint16_t *out, const uint8_t *codes, uint32_t mask, uint32_t lan
 }
 }
 """
-GENERIC = native.Processor("generic", ("-O1",), frozenset())
+GENERIC = native.ProcessorLevel("generic", ("-O1",), frozenset())
 """Of no processor's own instructions."""
 
 

@@ -98,7 +98,7 @@ def _apart(inputs: Arrays, outputs: Arrays) -> Arrays:
 
 @singledispatch
 def _scalars(rule: Any) -> dict[str, Any]:
-    """What a rule has of the fields of `Rule`, beside those of all."""
+    """The values that a rule has of the fields of `Rule`, beside those of all."""
     raise TypeError(f"rule must be one of nearflash.abi.optimizers, not {rule!r}")
 
 
