@@ -161,7 +161,7 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _rows(bench: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> Iterator[str]:
-    """Values that all rows have, a table of the chosen columns (else of the first that differ), and the others' names."""
+    """List what all rows have, a table of the columns (else the first that differ), and the names of the others."""
     keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _ORIGIN]
     alike = [key for key in keys if len(rows) > 1 and all(key in row and row[key] == rows[0][key] for row in rows)]
     differing = [key for key in keys if key not in alike]

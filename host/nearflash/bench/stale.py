@@ -79,7 +79,7 @@ def _origin(line: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _git(root: Path, *arguments: str, check: bool = True) -> str:
-    """The output of git, or nothing where it fails and need not work."""
+    """Run git: what it prints, or nothing where it fails and need not work."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=check)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -29,7 +29,7 @@ _MOST_COUNT, _MOST = 1 << 53, 1e300
 
 @dataclass(frozen=True)
 class _Prediction:
-    """The part of nearflash.planning.explain.summary that is kept, whose keys these are."""
+    """The kept part of nearflash.planning.explain.summary, whose keys these are."""
 
     tokens_per_second: float
     decode_tokens_per_second: float
