@@ -37,10 +37,10 @@ $(VENV)/.stamp: pyproject.toml constraints.txt .ci/tools.sh
 demo: venv ## fine-tune a small model through the Verilated updater; writes build/demo/
 	$(NEARFLASH) demo
 
-check: lint ## lint, and the tests of structure, abi, model and of what changed since main: three minutes
+check: lint ## lint, and the tests of structure, abi, model and of what changed since main
 	$(PYTEST) $(FAST) $$($(PY) .ci/changed.py tests/structure tests/abi tests/model)
 
-test: venv ## at least one test of every behaviour: ten minutes on two idle cores, simulators' builds included
+test: venv ## at least one test of every behaviour
 	@bash .ci/tools.sh chromium
 	$(PYTEST) $(FAST) $(STUCK)
 
