@@ -26,7 +26,7 @@ def known_machine(monkeypatch):
     from nearflash.offload.machine import plan as machine_plan
 
     machine = load_machine("gpu24").with_memory(gpu_bytes=2e9, host_bytes=2e9, disk_bytes=1e9)
-    monkeypatch.setattr(machine_plan, "kept_machine", lambda folder, dtype: machine)
+    monkeypatch.setattr(machine_plan, "load_kept_machine", lambda folder, dtype: machine)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def few_tokens(monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_transformers(saved, tmp_path, few_tokens, monkeypatch, family, cache, prompts, plain):
     parts, join = [], prefill._join
-    monkeypatch.setattr(prefill, "_joined", lambda *given: parts.append(given[2]) or join(*given))
+    monkeypatch.setattr(prefill, "_join", lambda *given: parts.append(given[2]) or join(*given))
     folder, model = saved(family)
     rows = prompts(7, longest=TOKENS + 1)
     policy = OffloadPolicy(5, 2, DISK, cache, GPU)
