@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import time
 
 import numpy as np
@@ -417,3 +418,39 @@ def test_a_dropped_optimizer_gives_its_file_back(tmp_path, overlap):
             time.sleep(0.05)
     assert again.steps == 2
     again.close()
+
+
+# Interrupts
+
+
+def test_an_interrupt_at_any_line_of_the_handle_is_no_edit(tmp_path):
+    """It left `state` cleared and its copy not, and the next step took that for an edit."""
+    tensors = model()
+    optimizer = NearStorageAdamW(tensors, path=tmp_path / "state", **OPTIONS)
+    run(tensors, optimizer, [1])
+    refresh = type(optimizer)._refresh_handle.__code__
+    lines = sorted({line for _, _, line in refresh.co_lines() if line and line > refresh.co_firstlineno})
+
+    def interrupt_at(wanted):
+        def trace(frame, event, _):
+            if frame.f_code is not refresh:
+                return None
+            if event == "line" and frame.f_lineno == wanted:
+                raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    for number, line in enumerate(lines):
+        backward(tensors, number)
+        earlier = sys.gettrace()
+        sys.settrace(interrupt_at(line))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+        finally:
+            sys.settrace(earlier)
+        assert optimizer.steps == 2 * number + 2
+        run(tensors, optimizer, [number])
+        assert optimizer.state_dict()["state"][0]["step"] == optimizer.steps == 2 * number + 3
+    optimizer.close()

@@ -157,6 +157,8 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     def _check_handle(self) -> None:
         """Raise StateError where `state` was edited: what it stands for is on flash, and would stay."""
+        if self._shown is None:
+            self._refresh_handle()
         held = {id(tensor): entry for tensor, entry in self.state.items()}
         plain = all(
             type(value) is int for entry in held.values() if isinstance(entry, dict) for value in entry.values()
@@ -403,8 +405,8 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def _refresh_handle(self) -> None:
         """Make `state` what the store's is; `_shown` is a copy, to tell edits by."""
         state, identity = self._optimizer_state, self._identity
+        self._shown: dict[int, dict[str, int]] | None = None  # where an interrupt ends this, the next check goes on
         self.state.clear()
-        self._shown: dict[int, dict[str, int]] = {}
         for tensor, updates in zip(state.flat.tensors, state.store.tensor_steps, strict=True):
             self.state[tensor] = {"step": updates, _IDENTITY: identity, _STEP: state.store.steps}
-            self._shown[id(tensor)] = dict(self.state[tensor])
+        self._shown = {id(tensor): dict(entry) for tensor, entry in self.state.items()}
