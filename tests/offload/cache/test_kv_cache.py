@@ -136,7 +136,7 @@ def test_a_store_that_fails_ends_the_loads_that_wait_for_a_buffer():
         assert may_fail.wait(10)
         raise StorageFullError("no room")
 
-    layers[0].rest.store = full
+    layers[0].storage.store = full
     for own in layers[:2]:
         moves.ready(own)
         own.update(*states(4, None))
