@@ -101,7 +101,7 @@ def test_verify_compares_files_digests_and_limits(capsys, desk):
 def test_verify_finds_a_kernel_past_its_limits(capsys, desk):
     change(desk, logic_depth=9.25)
     code, out, _ = run(capsys, "verify")
-    assert code == 1 and "desk/update: logic_depth must be at most 9.0, not 9.25" in out
+    assert code == 1 and "desk/update: logic_depth must be at most 9, not 9.25" in out
     change(desk, logic_depth=9, utilisation={"lut": 51, "ff": 50, "dsp": 1, "bram36": 0.5})
     assert "desk/update: lut must be at most 50, not 51" in run(capsys, "verify")[1]
 

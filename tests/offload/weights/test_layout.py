@@ -140,10 +140,10 @@ def test_no_part_is_still_being_read_when_another_ones_error_is_raised(tmp_path,
     layout, ended = BufferLayout({"a": source(open_checkpoint(tmp_path), "a")}), []
 
     def read(part, *_):
-        if part.place == 0:
+        if part.buffer_offset == 0:
             raise WeightsError("the first part")
         time.sleep(0.1)
-        ended.append(part.place)
+        ended.append(part.buffer_offset)
 
     monkeypatch.setattr("nearflash.offload.weights.layout.read_run", read)
     reader = LayoutReader()
