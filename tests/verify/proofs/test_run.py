@@ -236,8 +236,8 @@ def test_a_word_of_a_section_that_is_lost_fails(tmp_path):
 class Forgiving(parser.CountingParser):
     """Seeded bug: a header that is wrong is no fault."""
 
-    def _found(self, m, now, header, crc):
-        found = super()._found(m, now, header, crc)
+    def _find_fault(self, m, now, header, crc):
+        found = super()._find_fault(m, now, header, crc)
         with m.If(now.part == Part.HEADER):
             m.d.comb += found.eq(StreamFault.NONE)
         return found
