@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
 from nearflash.support.arguments import above_zero, non_negative, positive, rate
+from nearflash.support.progress import print_step
 
 if TYPE_CHECKING:
     from nearflash.training.finetune import TrainingProgress
@@ -172,15 +173,11 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _print_progress(progress: "TrainingProgress") -> None:
     """A line that is overwritten on a terminal; elsewhere some of them."""
-    terminal = sys.stderr.isatty()
-    if terminal or progress.step in (1, progress.steps) or progress.step % 10 == 0:
-        line = (
-            f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}  {progress.tokens_per_s:.1f} tokens/s  "
-            f"optimizer {progress.optimizer_s:.2f} s  {progress.remaining_s:.0f} s left"
-        )
-        print(f"\r{line:<78}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
-        if terminal and progress.step == progress.steps:
-            print(file=sys.stderr)
+    line = (
+        f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}  {progress.tokens_per_s:.1f} tokens/s  "
+        f"optimizer {progress.optimizer_s:.2f} s  {progress.remaining_s:.0f} s left"
+    )
+    print_step(line, progress.step, progress.steps, 10)
 
 
 def _summary(optimizer: "NearStorageOptimizer") -> list[str]:

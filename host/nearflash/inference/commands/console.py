@@ -1,7 +1,6 @@
 """Input and output of `nearflash generate`: prompts, the estimate before, progress, figures after."""
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.io.profile import find_profile
 from nearflash.storage.kv import KvShape
 from nearflash.support.files import read_text
+from nearflash.support.progress import print_step
 
 if TYPE_CHECKING:
     from nearflash.inference.generate import Generated
@@ -92,15 +92,11 @@ def estimate(shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: in
 
 def report_progress(progress: "GenerationProgress") -> None:
     """A line that is overwritten on a terminal; elsewhere every sixteenth step."""
-    terminal = sys.stderr.isatty()
-    if terminal or progress.step in (1, progress.steps) or progress.step % 16 == 0:
-        line = (
-            f"token {progress.step}/{progress.steps}  {progress.tokens_per_s:.1f} tokens/s  "
-            f"{progress.flash_bytes_per_token / 1e6:.3f} MB of flash a token  {progress.remaining_s:.0f} s left"
-        )
-        print(f"\r{line:<78}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
-        if terminal and progress.step == progress.steps:
-            print(file=sys.stderr)
+    line = (
+        f"token {progress.step}/{progress.steps}  {progress.tokens_per_s:.1f} tokens/s  "
+        f"{progress.flash_bytes_per_token / 1e6:.3f} MB of flash a token  {progress.remaining_s:.0f} s left"
+    )
+    print_step(line, progress.step, progress.steps, 16)
 
 
 def summary(done: "Generated") -> str:
