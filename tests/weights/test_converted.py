@@ -13,7 +13,7 @@ from nearflash.identity.model import ModelIdentity
 from nearflash.weights import folder, pretrained
 from nearflash.weights.converted import keep_converted
 from nearflash.weights.folder import ModelFolder, open_folder
-from nearflash.weights.pretrained import load_model, load_tokenizer
+from nearflash.weights.pretrained import load_model, load_pretrained, load_tokenizer
 
 WIDTH, LAYERS = 32, 2
 TOKENS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "abc"]
@@ -154,6 +154,17 @@ def test_the_model_has_the_identity_of_the_gguf_file(tiny, models, monkeypatch):
     monkeypatch.setattr(pretrained, "_convert_once", lambda opened: opened)
     for dtype, identity in zip(("fp32", "fp16"), kept, strict=True):
         assert identity.differing(ModelIdentity.of(load_model("smollm2", dtype), load_tokenizer("smollm2"))) == ""
+
+
+def test_model_and_tokenizer_look_at_the_file_once(tiny, models, monkeypatch):
+    """Each look takes the digest of the whole file, and the checksums of what was converted."""
+    looks, convert = [], pretrained._convert_once
+    monkeypatch.setattr(pretrained, "_convert_once", lambda opened: looks.append(opened) or convert(opened))
+    model, tokenizer = load_pretrained("smollm2")
+    assert len(looks) == 1
+    assert ModelIdentity.of(model, tokenizer).differing(
+        ModelIdentity.of(load_model("smollm2"), load_tokenizer("smollm2"))
+    ) == ""  # fmt: skip
 
 
 def test_without_a_place_to_keep_it_the_file_itself_is_read(tiny, models):

@@ -34,8 +34,11 @@ def load_pretrained(
     name: str | Path, dtype: str = "fp32", *, verbose: bool = False, adapter: str = "applied", quantized: bool = True
 ) -> tuple[Any, Any]:  # fmt: skip
     """`load_model`'s model, and its tokenizer, padding on the left."""
-    model = load_model(name, dtype, verbose=verbose, adapter=adapter, quantized=quantized)
-    return model, load_tokenizer(name, verbose=verbose)
+    _check_dtype(dtype)
+    opened = open_folder(name, adapters=adapter != "rejected", quantized=quantized, gguf=True)
+    with _quiet(verbose):
+        folder = _convert_once(opened)
+        return _load_model(opened, folder, DTYPES[dtype], adapter), _load_tokenizer(folder)
 
 
 def load_model(
@@ -50,17 +53,25 @@ def load_model(
     Raises CommandError for what is not there, WeightsError for tensors that are damaged, missing, left over, or of
     another shape or kind than the model's, UnsupportedError for a folder that asks for what is not done.
     """
-    if dtype not in DTYPES:
-        raise CommandError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    _check_dtype(dtype)
     opened = open_folder(name, adapters=adapter != "rejected", quantized=quantized, gguf=gguf)
     with _quiet(verbose):
-        folder = _convert_once(opened)
-        if folder.gguf is None and (folder.has_adapter or is_compressed(folder.path)):
-            model = load(AutoModelForCausalLM, folder.path, dtype=DTYPES[dtype])
-            if adapter == "merged":
-                merge_adapter(model)
-        else:
-            model = _load(folder, DTYPES[dtype])
+        return _load_model(opened, _convert_once(opened), DTYPES[dtype], adapter)
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise CommandError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+
+
+def _load_model(opened: ModelFolder, folder: ModelFolder, dtype: torch.dtype, adapter: str) -> Any:
+    """The model of a folder: `opened`, or what that was converted to."""
+    if folder.gguf is None and (folder.has_adapter or is_compressed(folder.path)):
+        model = load(AutoModelForCausalLM, folder.path, dtype=dtype)
+        if adapter == "merged":
+            merge_adapter(model)
+    else:
+        model = _load(folder, dtype)
     if folder is not opened:  # as read from the GGUF file: the identity that sessions keep has these
         model.config.quantization_config = GgufConfig(opened.gguf)
         model.is_quantized, model.quantization_method = True, QuantizationMethod.GGUF
