@@ -100,9 +100,9 @@ def test_files_and_names_that_do_not_fit(heavy, tmp_path):
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch):
-    native._compiler_version.cache_clear()
+    native.compiler_version.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CompileError, match=r"a C\+\+17 compiler must be there .* apt install g\+\+"):
         build_shim("nothing", "")
     monkeypatch.undo()
-    native._compiler_version.cache_clear()
+    native.compiler_version.cache_clear()

@@ -66,14 +66,14 @@ def test_two_processes_at_once_build_one_library(make_source, own_cache):
 def test_a_wheels_library_needs_no_compiler(make_source, monkeypatch):
     source = make_source(ANSWER)
     shutil.copy(native.compile_source(source, pick_target()), native.locate_prebuilt(source, pick_target()))
-    native._compiler_version.cache_clear()
+    native.compiler_version.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert load_library(source).answer() == 42
     native.locate_prebuilt(source, pick_target()).unlink()
     with pytest.raises(CompileError, match=r"over vectors, but no-such-compiler does not run .*apt install g\+\+"):
         load_library(source)
     monkeypatch.undo()
-    native._compiler_version.cache_clear()
+    native.compiler_version.cache_clear()
 
 
 def test_importing_builds_nothing(own_cache):

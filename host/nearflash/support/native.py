@@ -26,7 +26,10 @@ __all__ = [
     "ProcessorLevel",
     "build_library",
     "compile_source",
+    "compiler",
+    "compiler_version",
     "find_address",
+    "find_headers",
     "load_library",
     "locate_prebuilt",
     "pick_target",
@@ -35,7 +38,7 @@ __all__ = [
 INCLUDE = Path(__file__).parent
 """Where `vectors.hpp` is."""
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-Wno-psabi")
-_HEADER = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+_HEADER = re.compile(r'#include "([^"]+)"')
 
 
 class CompileError(NearflashError, RuntimeError):
@@ -113,7 +116,7 @@ def build_library(
     CompileError: no compiler, or an error in the source; ConfigError: no cache.
     """
     files = dict(files or {})
-    texts = _headers([source, *files.values()], folders)
+    texts = find_headers([source, *files.values()], folders)
     own = sorted(_features()) if any(flag.endswith("=native") for flag in flags) else []
     parts = [_require_compiler(purpose), *own, source]
     parts += [*(text for pair in sorted((files | texts).items()) for text in pair), *flags]
@@ -122,7 +125,7 @@ def build_library(
         (work / "source.cpp").write_text(source)
         for file, text in files.items():
             (work / file).write_text(text)
-        command = [_compiler(), *flags, "-I.", *(f"-I{folder}" for folder in folders), "-shared", "source.cpp"]
+        command = [compiler(), *flags, "-I.", *(f"-I{folder}" for folder in folders), "-shared", "source.cpp"]
         run = subprocess.run([*command, "-o", "library.so"], cwd=work, capture_output=True, text=True)
         (work / "build.log").write_text(run.stderr)
         if run.returncode:
@@ -146,25 +149,27 @@ def find_address(array: Any) -> int:
 def _require_compiler(purpose: str) -> str:
     """The compiler's version. Raises CompileError, with what cannot be without it, where there is none."""
     try:
-        return _compiler_version()
+        return compiler_version()
     except (OSError, subprocess.CalledProcessError) as error:
         raise CompileError(
-            f"a C++17 compiler must be there for {purpose}, but {_compiler()} does not run ({error}); "
+            f"a C++17 compiler must be there for {purpose}, but {compiler()} does not run ({error}); "
             "install one (Debian: apt install g++) or name it in the environment's CXX", ""
         ) from error  # fmt: skip
 
 
 @functools.cache
-def _compiler_version() -> str:
-    shown = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+def compiler_version() -> str:
+    """The first line that it prints of itself. Raises OSError, CalledProcessError where it does not run."""
+    shown = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
     return shown.splitlines()[0]
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The C++ compiler: the environment's CXX, else g++."""
     return os.environ.get("CXX", "g++")
 
 
-def _headers(sources: Sequence[str], folders: Sequence[Path]) -> dict[str, str]:
+def find_headers(sources: Sequence[str], folders: Sequence[Path]) -> dict[str, str]:
     """Texts of all headers that the sources include, by name, and those that these include in turn."""
     found: dict[str, str] = {}
     waiting = [name for source in sources for name in _HEADER.findall(source)]

