@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -208,8 +208,12 @@ def convert(component: Any) -> Design:
         hashlib.sha256(text.encode()).hexdigest(),
         lambda: text,
         tuple(Port(name, int(width), bool(signed), way == "input") for width, way, signed, name in port_lines),
-        tuple(_inner_streams(fragment, (), names)),
-        tuple(_inner_datapaths(fragment, (TOP,))),
+        tuple(stream for path, inside in _components(fragment) for stream in _streams(inside, path, names)),
+        tuple(
+            DatapathModule(".".join([TOP, *path]), inside.HELD_INPUTS)
+            for path, inside in _components(fragment)
+            if hasattr(inside, "HELD_INPUTS")
+        ),
     )
 
 
@@ -253,22 +257,18 @@ def _gateware_sources() -> Iterator[str]:
                 yield f"{path.relative_to(root)}\n{path.read_text()}"
 
 
-def _inner_streams(fragment: Any, path: tuple[str, ...], names: Mapping[Any, tuple[str, ...]]) -> Iterator[InnerStream]:
+def _components(fragment: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Components inside a design and their instance paths."""
     for origin in fragment.origins or ():
         if path and isinstance(origin, wiring.Component):
-            signals = {member: value for member, _, value in origin.signature.flatten(origin)}
-            for member, valid in signals.items():
-                ready = signals.get((*member[:-1], "ready"))
-                if member[-1] == "valid" and valid in names and ready is not None and ready in names:
-                    stream = ".".join([*path, "__".join(map(str, member[:-1]))])
-                    yield InnerStream(stream, names[valid], names[ready])
+            yield path, origin
     for index, (inner, name, _) in enumerate(fragment.subfragments):
-        yield from _inner_streams(inner, (*path, name or f"U${index}"), names)
+        yield from _components(inner, (*path, name or f"U${index}"))
 
 
-def _inner_datapaths(fragment: Any, path: tuple[str, ...]) -> Iterator[DatapathModule]:
-    for origin in fragment.origins or ():
-        if len(path) > 1 and hasattr(origin, "HELD_INPUTS"):
-            yield DatapathModule(".".join(path), origin.HELD_INPUTS)
-    for index, (inner, name, _) in enumerate(fragment.subfragments):
-        yield from _inner_datapaths(inner, (*path, name or f"U${index}"))
+def _streams(component: Any, path: Iterable[str], names: Mapping[Any, tuple[str, ...]]) -> Iterator[InnerStream]:
+    signals = {member: value for member, _, value in component.signature.flatten(component)}
+    for member, valid in signals.items():
+        ready = signals.get((*member[:-1], "ready"))
+        if member[-1] == "valid" and valid in names and ready is not None and ready in names:
+            yield InnerStream(".".join([*path, "__".join(map(str, member[:-1]))]), names[valid], names[ready])

@@ -47,7 +47,7 @@ class _Slot:
     buffer: StagedBuffer
     key: ExpertKey | None = None
     views: dict[str, Tensor] = field(default_factory=dict)
-    """None until what was loaded is taken."""
+    """Empty until what was loaded is taken."""
     used: int = 0
     """When it was used last."""
     predicted: bool = False
@@ -161,7 +161,7 @@ class ExpertCache:
                 slot.predicted = number >= asked
 
     def _withdraw(self) -> None:
-        """Free the memory of guesses that are not asked for and whose reading did not begin."""
+        """Free the memory of predicted experts that are not asked for and whose reading did not begin."""
         for key in self._loads:
             if key not in self._plan and self._loads.cancel(key):
                 slot = self._by_key.pop(key)
