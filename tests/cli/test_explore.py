@@ -6,7 +6,7 @@ import json
 import pytest
 
 from nearflash.abi.errors import CommandError, PlanError
-from nearflash.cli.explore import amounts, explore, numbers
+from nearflash.cli.explore import amounts, explore, parse_ranges
 from nearflash.explore.systems.instinfer import _mean_rest
 
 pytest.importorskip("numpy", reason="the models compute with numpy")
@@ -40,13 +40,13 @@ def test_amounts_that_are_none(text):
 
 @pytest.mark.parametrize(("text", "found"), [("3", [3]), ("1..4", [1, 2, 3, 4]), ("1,6..7", [1, 6, 7])])
 def test_ranges(text, found):
-    assert numbers(text) == found
+    assert parse_ranges(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "0", "5..1", "1..100000", "a..b"])
 def test_ranges_that_are_none(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        numbers(text)
+        parse_ranges(text)
 
 
 def test_splits_as_json(capsys):

@@ -11,7 +11,7 @@ from nearflash.bench.runner import print_rows, with_origin
 from nearflash.support.arguments import MOST, positive
 from nearflash.support.files import PUBLIC_MODE, check_replaceable
 
-__all__ = ["amounts", "explore", "numbers"]
+__all__ = ["amounts", "explore", "parse_ranges"]
 
 _EXAMPLES = """examples:
   nearflash explore kvnand --model llama3.1-70b --quant w4a16 --context 100k --dies 8 --png grid.png
@@ -43,7 +43,7 @@ def amounts(text: str) -> list[int]:
     return values
 
 
-def numbers(text: str) -> list[int]:
+def parse_ranges(text: str) -> list[int]:
     """Numbers with commas between; `1..20` is every one from 1 to 20."""
     values: list[int] = []
     for part in text.split(","):
@@ -129,7 +129,7 @@ def _add_instinfer(actions: Any) -> None:
     add("--model", default="opt-13b", help="A decoder of models.toml.")
     add("--batch", type=amounts, default=amounts("4..256"), metavar="N[..N]",
         help="Sequences at once, doubled over a range (default: 4..256).")  # fmt: skip
-    add("--csds", type=numbers, default=numbers("1,2"), metavar="N[..N]", help="Drives (default: 1,2).")
+    add("--csds", type=parse_ranges, default=parse_ranges("1,2"), metavar="N[..N]", help="Drives (default: 1,2).")
     add("--prompt", type=positive, default=1024, metavar="N", help="Tokens of a prompt.")
     add("--new", type=positive, default=1024, metavar="N", help="Tokens generated for each.")
 
@@ -137,7 +137,7 @@ def _add_instinfer(actions: Any) -> None:
 def _add_training(actions: Any) -> None:
     add = _action(actions, "smart-infinity", _training, "Optimizer state on drives: every method's training step.")
     add("--model", action="append", metavar="NAME", help="A model of trained.toml (default: all).")
-    add("--csds", type=numbers, default=numbers("1..10"), metavar="N[..N]", help="Drives (default: 1..10).")
+    add("--csds", type=parse_ranges, default=parse_ranges("1..10"), metavar="N[..N]", help="Drives (default: 1..10).")
     add("--gpu", default="a5000", help="A GPU of gpu.toml.")
     add("--optimizer", default="adam", help="A row of optimizer.toml.")
     add("--keep", type=float, default=0.01, metavar="F", help="Share of gradients that SU+O+C keeps.")
@@ -162,8 +162,20 @@ def _add_engine(actions: Any) -> None:
 def _add_fleet(actions: Any) -> None:
     add = _action(actions, "fleet", _fleet, "The optimizer step on drives that compute and plain ones.", pictures=False)
     add("--model", default="gpt2-8.4b", metavar="NAME", help="A model of trained.toml.")
-    add("--near", type=numbers, default=numbers("1..6"), metavar="N[..N]", help="Drives that compute (default: 1..6).")
-    add("--plain", type=numbers, default=numbers("1..6"), metavar="N[..N]", help="Plain drives (default: 1..6).")
+    add(
+        "--near",
+        type=parse_ranges,
+        default=parse_ranges("1..6"),
+        metavar="N[..N]",
+        help="Drives that compute (default: 1..6).",
+    )
+    add(
+        "--plain",
+        type=parse_ranges,
+        default=parse_ranges("1..6"),
+        metavar="N[..N]",
+        help="Plain drives (default: 1..6).",
+    )
     add("--optimizer", default="adam", help="A row of optimizer.toml.")
 
 

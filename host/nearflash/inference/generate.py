@@ -13,7 +13,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.engines.base import Engine, EngineCounters
-from nearflash.inference.progress import Ends, GenerationClock, GenerationProgress, TextOut, Tick
+from nearflash.inference.progress import Ends, GenerationClock, GenerationProgress, ProgressCallback, TextOut
 from nearflash.inference.prompts import encode_text, pad_left, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.settings import (
     Caller,
@@ -21,7 +21,7 @@ from nearflash.inference.settings import (
     check_processors,
     check_seed,
     generation_settings,
-    reject_by_name,
+    raise_command_errors,
 )
 
 __all__ = ["Generated", "ends_of", "generate", "settings_of"]
@@ -83,12 +83,12 @@ def generate(
         batch = pad_left(mini_batch, settings.fields["pad_token_id"], model.device)
         width = max(map(len, mini_batch))
         ends = ends_of(settings, tokenizer)
-        with NearflashCache(engine, model.config) as cache, reject_by_name(lambda: not cache.sequences):
+        with NearflashCache(engine, model.config) as cache, raise_command_errors(lambda: not cache.sequences):
             shown = None if stream is None else TextOut(tokenizer, stream)
+            criteria = StoppingCriteriaList([ProgressCallback(clock, part), ends])
             out = model.generate(
-                **batch, past_key_values=cache, stopping_criteria=StoppingCriteriaList([Tick(clock, part), ends]),
-                streamer=shown, **settings.options,
-            )  # fmt: skip
+                **batch, past_key_values=cache, stopping_criteria=criteria, streamer=shown, **settings.options
+            )
             cache.check_complete(out.shape[1] - 1)
         return [ends.new_tokens(row, tokens, width) for row, tokens in enumerate(out.tolist())]
 

@@ -10,7 +10,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCrite
 
 from nearflash.inference.engines.base import Engine, EngineCounters
 
-__all__ = ["Ends", "GenerationClock", "GenerationProgress", "TextOut", "Tick"]
+__all__ = ["Ends", "GenerationClock", "GenerationProgress", "ProgressCallback", "TextOut"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TextOut(TextStreamer):
         print(text, end="\n" if stream_end else "", file=self._out, flush=True)
 
 
-class Tick(StoppingCriteria):
+class ProgressCallback(StoppingCriteria):
     """Called at every token; stops what the clock says is stopped."""
 
     def __init__(self, clock: GenerationClock, part: int) -> None:

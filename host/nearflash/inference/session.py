@@ -23,9 +23,9 @@ from nearflash.inference.cache.cache import NearflashCache
 from nearflash.inference.cache.decoder import check_all_layers
 from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.generate import Generated, ends_of, settings_of
-from nearflash.inference.progress import GenerationClock, GenerationProgress, TextOut, Tick
+from nearflash.inference.progress import GenerationClock, GenerationProgress, ProgressCallback, TextOut
 from nearflash.inference.prompts import encode_text, prompt_rows, vocabulary_size
-from nearflash.inference.settings import Caller, check_seed, reject_by_name
+from nearflash.inference.settings import Caller, check_seed, raise_command_errors
 from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["Session"]
@@ -133,10 +133,10 @@ class Session:
             reused = self._reuse(prompt, least_new=least_new)
             cache = self._cache
             assert cache is not None, "made by _reuse"
-            with reject_by_name(lambda: cache.get_seq_length() == reused):
+            with raise_command_errors(lambda: cache.get_seq_length() == reused):
                 out = self._model.generate(
                     input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
-                    stopping_criteria=StoppingCriteriaList([Tick(clock, 0), ends]),
+                    stopping_criteria=StoppingCriteriaList([ProgressCallback(clock, 0), ends]),
                     streamer=None if stream is None else TextOut(self._tokenizer, stream), **settings.options,
                 )  # fmt: skip
             cache.check_complete(out.shape[1] - 1)

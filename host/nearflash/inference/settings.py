@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError
 
 __all__ = ["EXTRAS", "FIELDS", "Caller", "FieldRule", "GenerationSettings", "check_processors", "check_seed",
-           "generation_settings", "reject_by_name"]  # fmt: skip
+           "generation_settings", "raise_command_errors"]  # fmt: skip
 
 
 class Caller(StrEnum):
@@ -271,7 +271,7 @@ def check_processors(model: Any, settings: GenerationSettings, prompt: Sequence[
     options, ids = settings.options, torch.tensor([prompt])
     config = GenerationConfig(**{name: options[name] for name in FIELDS})
     config.max_length = len(prompt) + settings.max_new_tokens
-    with reject_by_name(lambda: True):
+    with raise_command_errors(lambda: True):
         model._prepare_special_tokens(config, True, device="cpu", batch_size=1)
         model._get_logits_processor(
             config, input_ids_seq_length=len(prompt), encoder_input_ids=ids, device="cpu",
@@ -280,7 +280,7 @@ def check_processors(model: Any, settings: GenerationSettings, prompt: Sequence[
 
 
 @contextmanager
-def reject_by_name(is_untouched: Callable[[], bool]) -> Iterator[None]:
+def raise_command_errors(is_untouched: Callable[[], bool]) -> Iterator[None]:
     """Errors of transformers about settings become CommandErrors while nothing is computed."""
     try:
         yield

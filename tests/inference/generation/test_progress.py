@@ -7,7 +7,7 @@ import torch
 
 from nearflash.inference import progress
 from nearflash.inference.commands.console import report_progress
-from nearflash.inference.progress import GenerationClock, GenerationProgress, TextOut, Tick
+from nearflash.inference.progress import GenerationClock, GenerationProgress, ProgressCallback, TextOut
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_generation_that_never_began_took_no_time(engine, now):
 
 def test_a_stopped_clock_stops_all_sequences(engine, now):
     timer = clock(engine)
-    tick, ids = Tick(timer, 0), torch.zeros(3, 7, dtype=torch.long)
+    tick, ids = ProgressCallback(timer, 0), torch.zeros(3, 7, dtype=torch.long)
     assert tick(ids, None).tolist() == [False] * 3
     timer.stopped = True
     assert tick(ids, None).tolist() == [True] * 3 and timer.steps == {0: 2}

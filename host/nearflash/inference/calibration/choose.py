@@ -68,8 +68,8 @@ def choose_policy(
     if profile is not None:
         drive = _Drive(profile, shape, tokens, sequences, cache_bytes)
         layout = stored or default_layout(shape.dim, UNIFORM, tokens, profile)
-        uniform, dense = drive.choice(layout, read_fraction(UNIFORM, shape, layout, tokens)), drive.everything()
-        calibrated = None if known is None else drive.choice(known[1].layout, known[1].flash_fraction)
+        uniform, dense = drive.estimate(layout, read_fraction(UNIFORM, shape, layout, tokens)), drive.estimate_all()
+        calibrated = None if known is None else drive.estimate(known[1].layout, known[1].flash_fraction)
         best = min((option for option in (calibrated, uniform) if option is not None), key=lambda each: each.seconds)
         if dense.seconds <= best.seconds:
             return AttentionPolicy(), stored, f"policy: dense, as what is chosen would take {best}, and {dense}"
@@ -117,8 +117,8 @@ class _Drive:
     sequences: int
     cache_bytes: int
 
-    def choice(self, layout: KvLayout, fraction: float) -> "_Estimate":
-        """The choice that reads this fraction of K and V and the index, in pages."""
+    def estimate(self, layout: KvLayout, fraction: float) -> "_Estimate":
+        """Seconds to read this fraction of K and V and all of the index, page by page."""
         kv_bytes = self._kv_bytes
         free_bytes = self.cache_bytes - self.sequences * index_bytes(self.shape, layout, self.tokens)
         wanted, page_bytes = fraction * kv_bytes, layout.page_bytes
@@ -127,8 +127,8 @@ class _Drive:
         seconds = max(seconds, wanted / _ATTEND_RATE + kv_bytes / _SCORE_RATE)
         return _Estimate(seconds / self.sequences, f", read in pages of {page_bytes >> 10} KiB")
 
-    def everything(self) -> "_Estimate":
-        """The choice that reads all K and V."""
+    def estimate_all(self) -> "_Estimate":
+        """Seconds to read all K and V."""
         seconds = read_seconds(max(self._kv_bytes - self.cache_bytes, 0), self.profile)
         return _Estimate(max(seconds, self._kv_bytes / _ATTEND_RATE) / self.sequences, " for all K and V")
 

@@ -56,7 +56,7 @@ class CacheMover:
             self._loads.begin(layer)
 
     def ready(self, layer: "TieredLayer") -> None:
-        """The layer's keys and values are where they are computed with."""
+        """Wait until the layer's keys and values are in the tier that computes with them, and view them as states."""
         if layer.storage is None:
             return
         with self.ledger.span(CACHE_WAIT):

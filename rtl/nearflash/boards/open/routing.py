@@ -14,7 +14,7 @@ from nearflash.boards.open.nextpnr.timing import BlockDelays, block_of
 from nearflash.boards.open.packages import SidPrograms
 from nearflash.device.bitstreams.board import Routing
 
-__all__ = ["SETTINGS", "Routed", "constraints", "late_for_ever", "parse_report", "route"]
+__all__ = ["SETTINGS", "Routed", "constraints", "count_unresolvable", "parse_report", "route"]
 
 #: Options that give the same result for the same netlist and the same nextpnr. The alternate weights make a wire that
 #: several nets want dear from the first iteration on: with the usual ones the nets of a full column never settle. With
@@ -92,7 +92,7 @@ def route(
         "--pre-pack", own_types, *_OPTIONS,
     ]  # fmt: skip
     program = "nextpnr-himbaechel-xilinx"
-    if late := late_for_ever(programs.run(program, *arguments, _REROUTE_LATE, log=log, stop=late_for_ever)):
+    if late := count_unresolvable(programs.run(program, *arguments, _REROUTE_LATE, log=log, stop=count_unresolvable)):
         warnings.warn(
             f"{late} connections stay later than {routing.freq_hz / 1e6:g} MHz allow: a lower freq_hz or another "
             "seed in board.toml may help",
@@ -102,7 +102,7 @@ def route(
     return parse_report(json.loads(report.read_text())), fasm
 
 
-def late_for_ever(log: str) -> int:
+def count_unresolvable(log: str) -> int:
     """Connections that nextpnr reroutes again and again without an end, by its log; 0: it gets on, or has ended."""
     counts = [(int(overused), int(late)) for overused, late in _ITERATION.findall(log)[-_REPEATS:]]
     if len(counts) < _REPEATS or not all(late for _, late in counts):

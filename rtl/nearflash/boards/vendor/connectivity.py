@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from nearflash.boards.vendor.kernel import KernelDesign
 from nearflash.device.bitstreams.board import Board
 
-__all__ = ["MEMORY_BANK", "REGION", "connectivity", "instance"]
+__all__ = ["MEMORY_BANK", "REGION", "connectivity", "name_unit"]
 
 MEMORY_BANK = "DDR[0]"
 """The SmartSSD's only bank."""
@@ -13,7 +13,7 @@ REGION = "SLR0"
 """The KU15P is one die."""
 
 
-def instance(kernel: str) -> str:
+def name_unit(kernel: str) -> str:
     """Name of a kernel's compute unit."""
     return f"{kernel}_1"
 
@@ -28,7 +28,7 @@ def connectivity(board: Board, designs: Sequence[KernelDesign]) -> str:
         "[connectivity]",
     ]
     for design in designs:
-        unit = instance(design.top)
+        unit = name_unit(design.top)
         lines += [f"nk={design.top}:1:{unit}", f"slr={unit}:{REGION}"]
         lines += [f"sp={unit}.{bus}:{MEMORY_BANK}" for bus in design.buses if bus.startswith("m_axi")]
     return "\n".join([*lines, ""])

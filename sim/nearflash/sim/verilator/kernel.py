@@ -225,7 +225,7 @@ class KernelLibrary:
         return text.value.decode().split("; ")[:-1]
 
     def waits_text(self) -> str:
-        """The first of `waits`, for a message."""
+        """Text of what waits for what in the kernel, for an error: the first of `waits`, and how many more."""
         found = self.waits()
         rest = [f"and {len(found) - _WAITS_SHOWN} more"] if len(found) > _WAITS_SHOWN else []
         return "; ".join([*found[:_WAITS_SHOWN], *rest]) or "nothing waits"

@@ -30,7 +30,7 @@ from nearflash.inference.sparse.attention import Scan, approximate_logits, atten
 from nearflash.model.attention.head import attend_repeated
 from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.memory.traffic import HeadTraffic, traffic
-from nearflash.verify.bench.recording import Recorded, record
+from nearflash.verify.bench.recording import RecordedHeads, record
 
 __all__ = ["MODELS_VARIABLE", "TextHeads", "flash_rows", "measure", "relative_error"]
 
@@ -79,7 +79,9 @@ def flash_rows(folder: Path | None = None, model: str = "doclm-30m", texts: int 
     yield from measure(record(folder / model, chosen, _TOKENS), model, _TOKENS, len(search))
 
 
-def measure(recorded: Iterable[Recorded], model: str, tokens: tuple[int, ...], search: int) -> Iterator[dict[str, Any]]:
+def measure(
+    recorded: Iterable[RecordedHeads], model: str, tokens: tuple[int, ...], search: int
+) -> Iterator[dict[str, Any]]:
     """Rows for each S of `tokens`; top_k is searched at the first S on the first `search` texts."""
     remaining = iter(recorded)
     pages_in = _search([text.at(0, tokens[0]) for text in islice(remaining, search)], tokens[0])
@@ -120,7 +122,7 @@ def _sparf_page(dim: int, tokens: int, pages_in: int) -> HeadSettings:
     )  # fmt: skip
 
 
-def _search(texts: list[Recorded], tokens: int) -> int:
+def _search(texts: list[RecordedHeads], tokens: int) -> int:
     """The smallest top_k (the largest number of pages of which one is read) that is more accurate than sparf."""
     errors = np.zeros(len(_PAGES_IN))
     limit = 0.0
@@ -144,7 +146,7 @@ class TextHeads:
     `dense` is (heads, g, d), `probabilities` (heads, g, S).
     """
 
-    def __init__(self, text: Recorded) -> None:
+    def __init__(self, text: RecordedHeads) -> None:
         self._q = torch.from_numpy(text.q[0]).float().unsqueeze(1)
         self._k, self._v = torch.from_numpy(text.k), torch.from_numpy(text.v)
         self._scaling = self._q.shape[-1] ** -0.5
@@ -172,7 +174,7 @@ class TextHeads:
         return np.array([float(relative_error(out, self.dense).mean()) for out, _ in self.attend(candidates)])
 
 
-def _exact(texts: list[Recorded], layouts: tuple[HeadSettings, ...]) -> list[_Measured]:
+def _exact(texts: list[RecordedHeads], layouts: tuple[HeadSettings, ...]) -> list[_Measured]:
     """The bit-exact model on every head of every text; the settings differ in what changes no number."""
     errors, lost, reads = [], [], []
     for text in texts:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Recorded", "record"]
+__all__ = ["RecordedHeads", "record"]
 
 _NAME = "recorded"
 """Without "flash": transformers would look for a flash attention kernel."""
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedHeads:
     """Every KV head of every layer over one text of S tokens."""
 
     q: NDArray[np.float16]
@@ -24,12 +24,12 @@ class Recorded:
     """(heads, S, d)."""
     v: NDArray[np.float16]
 
-    def at(self, position: int, tokens: int) -> "Recorded":
+    def at(self, position: int, tokens: int) -> "RecordedHeads":
         """The one query `position` (an index of q), with the `tokens` tokens up to it."""
-        return Recorded(self.q[position : position + 1], self.k[:, :tokens], self.v[:, :tokens])
+        return RecordedHeads(self.q[position : position + 1], self.k[:, :tokens], self.v[:, :tokens])
 
 
-def record(folder: Path, texts: NDArray[np.integer], tokens: tuple[int, ...]) -> Iterator[Recorded]:
+def record(folder: Path, texts: NDArray[np.integer], tokens: tuple[int, ...]) -> Iterator[RecordedHeads]:
     """Record q, k and v of the model in `folder` at the last of S tokens, for each S of `tokens` and each text.
 
     texts: token ids (texts, at least max(tokens)). The model runs in fp32; q, k and v are rounded to fp16.
@@ -55,4 +55,4 @@ def record(folder: Path, texts: NDArray[np.integer], tokens: tuple[int, ...]) ->
         with torch.no_grad():
             model(ids[None], logits_to_keep=1)
         q, k, v = zip(*(layers[layer] for layer in sorted(layers)), strict=True)
-        yield Recorded(np.concatenate(q, axis=1), np.concatenate(k), np.concatenate(v))
+        yield RecordedHeads(np.concatenate(q, axis=1), np.concatenate(k), np.concatenate(v))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import BCH_ERRORS, MESSAGE_BYTES, PARITY_BYTES
 from nearflash.model.nand.bch.encoder import parity
-from nearflash.model.nand.bch.field import Elements, multiply, power
+from nearflash.model.nand.bch.field import FieldElements, multiply, power
 
 __all__ = ["UNCORRECTABLE", "correct"]
 
@@ -33,15 +33,15 @@ def correct(codewords: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np
     return corrected, errors
 
 
-def _syndromes(remainder: NDArray[np.uint8]) -> Elements:
+def _syndromes(remainder: NDArray[np.uint8]) -> FieldElements:
     """(N, 33): the remainder's values at alpha^1 to alpha^32, in columns 1 to 32."""
     bits = np.unpackbits(remainder, axis=1, bitorder="little").astype(np.int32)
     exponents = np.arange(8 * PARITY_BYTES - 1, -1, -1)[:, None] * np.arange(2 * BCH_ERRORS + 1)
-    values: Elements = np.bitwise_xor.reduce(bits[:, :, None] * power(exponents), axis=1)
+    values: FieldElements = np.bitwise_xor.reduce(bits[:, :, None] * power(exponents), axis=1)
     return values
 
 
-def _key_equation(syndromes: Elements) -> tuple[Elements, NDArray[np.int64]]:
+def _key_equation(syndromes: FieldElements) -> tuple[FieldElements, NDArray[np.int64]]:
     """Locator polynomials (N, 17), lowest coefficient first, and their lengths.
 
     Only odd syndromes are looked at: in a binary code every second discrepancy is zero.
@@ -65,7 +65,7 @@ def _key_equation(syndromes: Elements) -> tuple[Elements, NDArray[np.int64]]:
     return locator, length
 
 
-def _roots(locator: Elements) -> NDArray[np.bool_]:
+def _roots(locator: FieldElements) -> NDArray[np.bool_]:
     """(N, bits of a codeword): where the locator says that a bit is wrong."""
     inverse_places = np.arange(_BITS) - (_BITS - 1)  # exponents: bit j is the coefficient of x^(_BITS - 1 - j)
     values = np.zeros((len(locator), _BITS), np.int32)

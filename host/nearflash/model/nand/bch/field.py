@@ -5,15 +5,15 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import BCH_BITS, BCH_POLYNOMIAL
 
-__all__ = ["ORDER", "Elements", "multiply", "power"]
+__all__ = ["ORDER", "FieldElements", "multiply", "power"]
 
-Elements = NDArray[np.int32]
+FieldElements = NDArray[np.int32]
 
 ORDER = (1 << BCH_BITS) - 1
 """Of alpha."""
 
 
-def _powers() -> Elements:
+def _powers() -> FieldElements:
     powers = np.empty(ORDER, np.int32)
     element = 1
     for exponent in range(ORDER):
@@ -27,14 +27,14 @@ _LOGARITHMS = np.zeros(ORDER + 1, np.int32)
 _LOGARITHMS[_POWERS] = np.arange(ORDER)
 
 
-def power(exponents: NDArray[np.integer]) -> Elements:
+def power(exponents: NDArray[np.integer]) -> FieldElements:
     """alpha to the `exponents`, negative ones too."""
-    powers: Elements = _POWERS[exponents % ORDER]
+    powers: FieldElements = _POWERS[exponents % ORDER]
     return powers
 
 
-def multiply(a: Elements, b: Elements) -> Elements:
+def multiply(a: FieldElements, b: FieldElements) -> FieldElements:
     """Product, element by element."""
-    product: Elements = _POWERS[(_LOGARITHMS[a] + _LOGARITHMS[b]) % ORDER]
+    product: FieldElements = _POWERS[(_LOGARITHMS[a] + _LOGARITHMS[b]) % ORDER]
     product[(a == 0) | (b == 0)] = 0
     return product

@@ -21,7 +21,7 @@ _UNTOUCHED = b"\xee"
 
 
 def component() -> ExpandKernel:
-    """The tiny configuration."""
+    """Kernel of the tiny configuration, which the testbench simulates."""
     return ExpandKernel(expand_config("expand-tiny"))
 
 

@@ -218,7 +218,7 @@ def _random(rng: np.random.Generator, group_rows: int) -> bytes:
 def _make_tall(rng: np.random.Generator) -> bytes:
     """Many empty rows: each a group, groups of any number of them, or two of them in a second group."""
     rows = (1 << _TALL) + int(rng.integers(1 << _TALL))
-    group_rows = int(rng.choice([1, rng.integers(2, 64), rows]))
+    group_rows = int(rng.choice([1, int(rng.integers(2, 64)), rows]))
     return random_matrix(rng, (rows + 2, 1), 0, MATRIX_FORMATS[0], group_rows)
 
 
