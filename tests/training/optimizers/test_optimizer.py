@@ -69,10 +69,18 @@ def test_groups_schedules_and_missing_gradients(tensors, set_gradients, make_ref
     assert_state(optimizer.store.path, read_state, reference, 5)
 
 
-@pytest.mark.parametrize("name, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_low_precision_tensors(tensors, set_gradients, make_reference, read_state, open_optimizer, name, dtype):
+@pytest.mark.parametrize(
+    "name, dtypes",
+    [
+        (None, [torch.float16, torch.float32, torch.bfloat16]),
+        ("fp16", [torch.float16, torch.float32]),
+        ("bf16", [torch.bfloat16, torch.float32]),
+    ],
+    ids=["all", "fp16", "bf16"],
+)
+def test_low_precision_tensors(tensors, set_gradients, make_reference, read_state, open_optimizer, name, dtypes):
     """fp16 or bf16 tensors get the rounded copy, fp32 ones beside them the parameter itself."""
-    mixed = [torch.nn.Parameter(t.detach().to(dtype)) if i % 2 == 0 else t for i, t in enumerate(tensors)]
+    mixed = [torch.nn.Parameter(t.detach().to(dtypes[i % len(dtypes)])) for i, t in enumerate(tensors)]
     reference = make_reference(mixed)
     optimizer = open_optimizer(mixed, param_dtype=name, **OPTIONS)
     for step in range(3):
@@ -283,7 +291,7 @@ def test_works_with_a_gradient_scaler(tensors, open_optimizer, set_gradients):
     [
         ({"lr": -1.0}, CommandError, "lr must be finite and at least 0, not -1.0"),
         ({"betas": (1.0, 0.9)}, CommandError, r"beta1 must be in \[0, 1\), not 1.0"),
-        ({"param_dtype": "fp8"}, FormatError, "param_dtype must be None, 'fp16' or 'bf16', not 'fp8'"),
+        ({"param_dtype": "fp8"}, FormatError, "param_dtype must be None, 'fp32', 'fp16' or 'bf16', not 'fp8'"),
         ({"profile": "fast"}, FormatError, "profile must be one of ieee, torch_fused, deepspeed, not 'fast'"),
         ({"resume": True}, StateError, "must be a state file, not a missing one"),
     ],
@@ -296,9 +304,9 @@ def test_bad_arguments(tensors, open_optimizer, tmp_path, options, error, messag
 
 def test_unknown_dtype_is_refused(open_optimizer, tmp_path):
     for dtype, copy_name, message in [
-        (torch.float64, None, 'must be float32 \\(or pass param_dtype="fp16" or "bf16"\\), not float64'),
-        (torch.float16, None, "not float16"),
-        (torch.float16, "bf16", "must be float32 or bf16, not float16"),
+        (torch.float64, None, "must be float32 or float16 or bfloat16, not float64"),
+        (torch.float16, "fp32", "must be float32, not float16"),
+        (torch.float16, "bf16", "must be float32 or bfloat16, not float16"),
     ]:
         with pytest.raises(FormatError, match=message):
             open_optimizer([torch.nn.Parameter(torch.ones(4, dtype=dtype))], param_dtype=copy_name)

@@ -9,7 +9,7 @@ A run starts from the model that the Trainer has. Where the path holds an earlie
 `….previous`, with a warning. `trainer.train(resume_from_checkpoint=...)` resumes: from the snapshot in the checkpoint,
 or from the earlier state where it is at the checkpoint's step.
 
-A model in bf16 or fp16 needs param_dtype="bf16" or param_dtype="fp16". `optimizers=(optimizer, None)` works, too: then
+The model may be in fp32, bf16 or fp16. `optimizers=(optimizer, None)` works, too: then
 the Trainer clips the gradients, and the optimizer's `max_grad_norm` must be None, or they are clipped twice.
 overlap="backward" gains nothing here: the Trainer multiplies all gradients (by 1 where it does not clip) when backward
 has ended, so that each speculative step is a misprediction.

@@ -21,7 +21,7 @@ from nearflash.training.step.requirements import check_parameter
 
 __all__ = ["COPY_OF", "FlatParameters", "Member", "TensorPiece", "dtype_name", "layout_of"]
 
-COPY_OF = {torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16, torch.float32: CopyFormat.NONE}
+COPY_OF = {torch.float32: CopyFormat.NONE, torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
 _ALIGNED = 64
 """Bytes, of which a thread's part of what is published is a multiple."""
@@ -94,13 +94,13 @@ class Member:
 class FlatParameters:
     """The tensors of all parameter groups that have state, in order, each once, and a host copy of their next values.
 
-    `copy` is the low-precision format that the device makes; tensors are of that dtype or fp32.
+    `copy` is the only low-precision format that tensors may have beside fp32; None: fp16 and bf16, each as it is.
     """
 
     def __init__(
         self,
         groups: Sequence[dict[str, Any]],
-        copy: CopyFormat,
+        copy: CopyFormat | None,
         extent_params: int,
         arrays: Iterable[StateArray],
         stored: Collection[str] = (),
@@ -118,11 +118,12 @@ class FlatParameters:
         self.tensors: list[torch.Tensor] = [member.tensor for member in self.members]
         self.group_of: list[int] = [member.group for member in self.members]
         names = [member.name for member in self.members]
+        dtypes = [dtype for dtype, own in COPY_OF.items() if copy is None or own in (CopyFormat.NONE, copy)]
         for name, tensor in zip(names, self.tensors, strict=True):
             check_parameter(name, tensor)
-            if COPY_OF.get(tensor.dtype) not in (CopyFormat.NONE, copy):
-                other = f" or {copy.name.lower()}" if copy else ' (or pass param_dtype="fp16" or "bf16")'
-                raise FormatError(f"parameter {name!r} must be float32{other}, not {dtype_name(tensor)}")
+            if tensor.dtype not in dtypes:
+                allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+                raise FormatError(f"parameter {name!r} must be {allowed}, not {dtype_name(tensor)}")
         if not self.waiting and not any(tensor.numel() for tensor in self.tensors):
             raise ShapeError("the parameters must have at least one element, not none; pass trainable tensors")
         _reject_shared(names, self.tensors)

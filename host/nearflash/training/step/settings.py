@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
     stripe_ratio: Sequence[int] | None
     profile: Profile | str
     state_format: StateFormat | str
-    param_dtype: Literal["fp16", "bf16"] | None
+    param_dtype: Literal["fp32", "fp16", "bf16"] | None
     resume: bool | Literal["auto", "exact"]
     extent_params: int | None
     direct: bool
@@ -80,8 +80,9 @@ class StepSettings:
     state_format: StateFormat | str = field(
         default=StateFormat.FP32, metadata={DOC: "Stored format of the moments: `fp32`, `bf16` or `mx8`."}
     )
-    param_dtype: Literal["fp16", "bf16"] | None = field(
-        default=None, metadata={DOC: "dtype of the parameters that are not fp32; None: all are fp32."}
+    param_dtype: Literal["fp32", "fp16", "bf16"] | None = field(
+        default=None,
+        metadata={DOC: "Refuse parameters that are neither fp32 nor of this dtype. None takes fp32, fp16 and bf16."},
     )
     resume: bool | Literal["auto", "exact"] = field(
         default=False,
@@ -154,7 +155,7 @@ class StepSettings:
             if getattr(self, name) not in list(kind):
                 raise FormatError(f"{name} must be one of {', '.join(kind)}, not {getattr(self, name)!r}")
         if self.param_dtype not in _COPIES:
-            raise FormatError(f"param_dtype must be None, 'fp16' or 'bf16', not {self.param_dtype!r}")
+            raise FormatError(f"param_dtype must be None, 'fp32', 'fp16' or 'bf16', not {self.param_dtype!r}")
         norm = self.max_grad_norm
         for name, holds, rule in (
             ("max_grad_norm", norm is None or 0 < norm < float("inf"), "None or positive and finite"),
@@ -175,8 +176,8 @@ class StepSettings:
         return EXTENT_PARAMS if processor else CACHED_EXTENT_PARAMS
 
     @property
-    def copy_format(self) -> CopyFormat:
-        """Format that the devices make for parameters of low precision."""
+    def copy_format(self) -> CopyFormat | None:
+        """Only format that the devices make for parameters of low precision; None: that of each parameter."""
         return _COPIES[self.param_dtype]
 
     @property
@@ -205,7 +206,7 @@ class StepSettings:
         return tuple(path / _name(before) if folders[path] else path for path, before in zip(given, same, strict=True))
 
 
-_COPIES = {None: CopyFormat.NONE, "fp16": CopyFormat.FP16, "bf16": CopyFormat.BF16}
+_COPIES = {None: None, "fp32": CopyFormat.NONE, "fp16": CopyFormat.FP16, "bf16": CopyFormat.BF16}
 
 
 def _name(number: int) -> str:
