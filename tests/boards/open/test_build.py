@@ -9,7 +9,7 @@ import pytest
 
 from nearflash.abi.errors import BitstreamError, ConfigError, FormatError
 from nearflash.abi.kernel.config import config
-from nearflash.boards.design.revision import revision_of, stamp
+from nearflash.boards.design.revision import revision_of
 from nearflash.boards.open import build as flow
 from nearflash.boards.open.build import build, design_digest
 from nearflash.boards.open.frames import read_bits
@@ -18,9 +18,12 @@ from nearflash.device.bitstreams import load_board, load_manifest
 from nearflash.device.bitstreams.board import Resources
 from nearflash.device.bitstreams.header import BitHeader, split_bit
 
-TEXT = "module \\top\nconnect \\git_revision 32'" + "0" * 32 + "\nend\n"
 FASM = "CLB_X0Y0.AFF.ZINI\nCLB_X0Y0.LUT.INIT[1:0] = 2'b10\n"
 REPORT = {"fmax": {"clk": {"achieved": 101.5}}, "critical_paths": []}
+
+
+def _design_text(build_config, git_revision=0):
+    return f"{build_config.full_name} of {git_revision:08x}"
 
 
 def _netlist(cells):
@@ -77,8 +80,7 @@ def board(database, tmp_path, monkeypatch):
     )
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
     monkeypatch.setitem(flow._DATABASES, "desk", "small")
-    monkeypatch.setattr(flow, "design_text", lambda build_config: TEXT)
-
+    monkeypatch.setattr(flow, "design_text", _design_text)
     monkeypatch.setattr(flow, "synthesise", lambda source, family, settings, dsp_adder_bits: _netlist({}))
     monkeypatch.setattr(flow, "count_cells", lambda cells: Resources(1, 2, 3, 4.5))
     return load_board("desk")
@@ -114,7 +116,7 @@ def test_the_design_states_the_revision_of_its_sources(board, programs, tmp_path
     manifest = build(board, "update", tmp_path / "work", programs)
     head = subprocess.run(["git", "-C", flow.__file__.rpartition("/")[0], "rev-parse", "HEAD"], capture_output=True)
     assert manifest.git == (head.stdout.decode().strip() or "0" * 40)
-    assert f"{int(manifest.git[:8], 16):032b}" in (tmp_path / "work/top.il").read_text()
+    assert (tmp_path / "work/top.il").read_text() == f"update-tiny of {manifest.git[:8]}"
 
 
 def test_an_unchanged_design_keeps_its_revision_and_so_its_files(board, programs, tmp_path):
@@ -125,12 +127,6 @@ def test_an_unchanged_design_keeps_its_revision_and_so_its_files(board, programs
     assert revision_of(board, "update", first.design) == "ab" * 20
     assert revision_of(board, "update", "0" * 64) == first.git
     assert build(board, "update", tmp_path / "again", programs) == older
-
-
-def test_a_revision_needs_its_place_in_the_design():
-    assert stamp(TEXT, 0xFFFF_0000) == TEXT.replace("0" * 32, "1" * 16 + "0" * 16)
-    with pytest.raises(ValueError, match="design must have a git revision of 0, not none"):
-        stamp("module \\top\nend\n", 1)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from amaranth.back import rtlil
 
 from nearflash.abi.errors import BitstreamError, ConfigError
 from nearflash.abi.kernel.config import KernelConfig
-from nearflash.boards.design.revision import revision_of, stamp
+from nearflash.boards.design.revision import revision_of
 from nearflash.boards.open.database import PartDatabase
 from nearflash.boards.open.fasm import parse
 from nearflash.boards.open.frames import assemble, read_bits, write_frames
@@ -47,14 +47,14 @@ class Implemented:
     bitstream: Path
 
 
-def design_text(build_config: KernelConfig) -> str:
-    """RTLIL of a build's whole design, with the git revision 0."""
-    text: str = rtlil.convert(ZynqTop(build_config), name="top", emit_src=False)
+def design_text(build_config: KernelConfig, git_revision: int = 0) -> str:
+    """RTLIL of a build's whole design; the git revision, its first 32 bits, is what the identity registers read."""
+    text: str = rtlil.convert(ZynqTop(build_config, git_revision), name="top", emit_src=False)
     return text
 
 
 def design_digest(build_config: KernelConfig) -> str:
-    """SHA-256 (hex) of the design: what a manifest compares sources by."""
+    """SHA-256 (hex) of the design with the git revision 0: what a manifest compares sources by."""
     return hashlib.sha256(design_text(build_config).encode()).hexdigest()
 
 
@@ -75,10 +75,9 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     work.mkdir(parents=True, exist_ok=True)
     database = PartDatabase(programs.bit_database(_DATABASES[board.part[:4]]), board.part)
 
-    text = design_text(build_config)
-    design = hashlib.sha256(text.encode()).hexdigest()
+    design = design_digest(build_config)
     revision = revision_of(board, kernel, design)
-    (work / "top.il").write_text(stamp(text, int(revision[:8], 16)))
+    (work / "top.il").write_text(design_text(build_config, int(revision[:8], 16)))
     made = implement(programs, database, work / "top.il", board.family, board.pins, board.routing[kernel])
     label = Label(kernel, build_config.full_name, build_config.digest, design)
     label.write(made.bitstream, work / f"{kernel}.bit")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from nearflash.abi.errors import BitstreamError
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.boards.design.kernels import kernel_of
 from nearflash.boards.design.modules import share_modules
-from nearflash.boards.design.revision import stamp
 from nearflash.support.files import PUBLIC_MODE, copy_durably
 
 __all__ = ["FlatDesign", "KernelDesign", "Pin", "convert_kernel", "flatten"]
@@ -97,21 +96,14 @@ class KernelDesign(FlatDesign):
         """Names of the NAND links: nand0 and so on, none where the build has no LUNs."""
         return tuple(pin.name.removesuffix("_cycles_valid") for pin in self.pins if pin.name.endswith("_cycles_valid"))
 
-    def stamp(self, git_revision: int) -> "KernelDesign":
-        """The design with the first 32 bits of its sources' revision in its identity registers.
-
-        Raises BitstreamError for a revision that does not fit, or a design without its place.
-        """
-        return replace(self, rtlil=stamp(self.rtlil, git_revision, self.build.full_name))
-
     def bus_pins(self, bus: str) -> tuple[Pin, ...]:
         """The pins of one interface."""
         return tuple(pin for pin in self.pins if pin.name.startswith(f"{bus}_"))
 
 
-def convert_kernel(build: KernelConfig) -> KernelDesign:
-    """Elaborate the kernel of a build, with the git revision 0."""
-    flat = flatten(kernel_of(build), build.kernel, {"git_revision": 0})
+def convert_kernel(build: KernelConfig, git_revision: int = 0) -> KernelDesign:
+    """Elaborate the kernel of a build; the git revision, its first 32 bits, is what the identity registers read."""
+    flat = flatten(kernel_of(build), build.kernel, {"git_revision": git_revision})
     return KernelDesign(flat.top, flat.pins, flat.rtlil, build)
 
 

@@ -51,7 +51,7 @@ def write_package(board: Board, designs: list[KernelDesign], folder: Path, git_r
             raise ConfigError(f"kernels of {board.name} must be one, not {len(designs)}: its block design has one")
         texts |= {"system.tcl": block_design_tcl(board, designs[0]), "system.xdc": system_xdc(designs[0])}
     folder.mkdir(parents=True, exist_ok=True)
-    kernels = [design.stamp(git_revision) if git_revision else design for design in designs]
+    kernels = [convert_kernel(design.build, git_revision) if git_revision else design for design in designs]
     verilog = [*kernels, *([flatten(AbsentNand(), "nand_phy")] if any(design.links for design in designs) else [])]
     for flat in verilog:
         flat.write_verilog(folder / f"{flat.top}.v")
