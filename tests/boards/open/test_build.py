@@ -63,6 +63,7 @@ class StandIn(SidPrograms):
             return "\n".join(found[self.lost_bits :])
         (log.parent / "top.fasm").write_text(self.fasm)
         (log.parent / "top.report.json").write_text(json.dumps(REPORT))
+        (log.parent / "top.routed.json").write_text(json.dumps(_netlist({})))
         return ""
 
 

@@ -25,6 +25,7 @@ from nearflash.boards.open.nextpnr.timing import assign_types, block_of
 from nearflash.boards.open.packages import SidPrograms, fetch
 from nearflash.boards.open.routing import SETTINGS, Routed, constraints, route
 from nearflash.boards.open.synthesis import count_cells, synthesise, yosys_version
+from nearflash.boards.open.ties import list_ties
 from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board, Resources, Routing
@@ -116,7 +117,8 @@ def implement(
         warnings.warn(f"prjxray has no delays of {blocks} for {database.part}: Fmax leaves them out", stacklevel=2)
     netlist.write_text(json.dumps(design))
     routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, used, routing)
-    lines = chain(fasm.read_text().splitlines(), database.list_required())
+    placed = json.loads(netlist.with_suffix(".routed.json").read_text())["modules"]["top"]["cells"]
+    lines = chain(fasm.read_text().splitlines(), list_ties(database, placed), database.list_required())
     bits = assemble(database, parse(lines))
     write_frames(frames, database.frames(), bits)
     part = [f"--part_file={database.part_file}", f"--part_name={database.part}"]

@@ -50,8 +50,15 @@ class PartDatabase:
         self.device = parts[part]["device"]
         fabric = _mapping(folder / "mapping/devices.yaml")[self.device]["fabric"]
         self._tiles: dict[str, Any] = json.loads((folder / fabric / "tilegrid.json").read_text())
+        self._places = {(tile.get("grid_x"), tile.get("grid_y")): name for name, tile in self._tiles.items()}
         self._segment_bits = cache(self._read_segment_bits)
         self._always = cache(self._read_always)
+
+    def tile_at(self, column: int, row: int) -> str:
+        """The tile at a place of the grid. Raises ConfigError outside it."""
+        if (column, row) not in self._places:
+            raise ConfigError(f"place must be in the grid of {self.device}, not ({column}, {row})")
+        return self._places[column, row]
 
     @property
     def part_file(self) -> Path:

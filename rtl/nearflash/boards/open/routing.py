@@ -66,7 +66,7 @@ def route(
     pins: Collection[str],
     routing: Routing,
 ) -> tuple[Routed, Path]:
-    """Place and route a netlist; returns the report and the FASM file, beside the netlist.
+    """Place and route a netlist; returns the report and the FASM file, beside the netlist and the `.routed.json`.
 
     delays: of the hard blocks that nextpnr knows none of, by their types in the netlist. pins: of the processor block,
     in use. routing: where it starts from.
@@ -88,8 +88,8 @@ def route(
         )
     arguments: list[str | Path] = [
         "--device", part, "--chipdb", database, "--json", netlist, "--vopt", f"xdc={xdc}", "--vopt", f"fasm={fasm}",
-        "--report", report, "--freq", f"{routing.freq_hz / 1e6:g}", "--seed", str(routing.seed),
-        "--pre-pack", own_types, *_OPTIONS,
+        "--report", report, "--write", netlist.with_suffix(".routed.json"), "--freq", f"{routing.freq_hz / 1e6:g}",
+        "--seed", str(routing.seed), "--pre-pack", own_types, *_OPTIONS,
     ]  # fmt: skip
     program = "nextpnr-himbaechel-xilinx"
     if late := count_unresolvable(programs.run(program, *arguments, _REROUTE_LATE, log=log, stop=count_unresolvable)):

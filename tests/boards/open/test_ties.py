@@ -1,0 +1,60 @@
+"""Ties of DSP slices' constant pins, as the vendor's tools give them, in the database that the programs bring."""
+
+import pytest
+
+from nearflash.abi.errors import ConfigError, FormatError
+from nearflash.boards.open.database import PartDatabase
+from nearflash.boards.open.packages import find_programs
+from nearflash.boards.open.ties import list_ties, locate
+
+GND, VCC, SIGNAL = 1, 2, 3
+CONSTANTS = {"gnd": {"type": "PSEUDO_GND", "connections": {"Y": [GND]}},
+             "vcc": {"type": "PSEUDO_VCC", "connections": {"Y": [VCC]}}}  # fmt: skip
+#: An inverted pin as nextpnr writes it.
+INVERTED = "1".zfill(32)
+
+
+@pytest.fixture(scope="module")
+def part():
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("programs of Debian sid were not fetched: make bitstream fetches them")
+    return PartDatabase(programs.bit_database("zynq7"), "xc7z020clg400-1")
+
+
+def ties(part, pin, net, **parameters):
+    cell = {"type": "DSP48E1_DSP48E1", "parameters": parameters, "connections": {pin: [net]},
+            "attributes": {"NEXTPNR_BEL": "X147Y98/DSP48_X0Y1.DSP48E1"}}  # fmt: skip
+    return [line.removeprefix("DSP_R_X59Y55.") for line in list_ties(part, {**CONSTANTS, "mul": cell})]
+
+
+@pytest.mark.parametrize(
+    ("net", "inversion", "tie"),
+    [
+        (VCC, {"IS_INMODE[3]_INVERTED": INVERTED}, "GND"),  # nextpnr's constant 0
+        (VCC, {}, "VCC"),
+        (GND, {}, "GND"),
+        (VCC, {"IS_INMODE_INVERTED": "01000"}, "GND"),  # the netlist's own inverter
+        (VCC, {"IS_INMODE_INVERTED": "10111"}, "VCC"),
+    ],
+)
+def test_a_constant_pin_is_tied_to_its_value_without_an_inverter(part, net, inversion, tie):
+    assert ties(part, "INMODE3", net, **inversion) == [
+        f"DSP_1_INMODE3.DSP_{tie}_R", "DSP48.DSP_1.ZIS_INMODE_INVERTED[3]"
+    ]  # fmt: skip
+
+
+def test_all_pins_with_ties_get_one_and_no_others(part):
+    for pin in (*(f"INMODE{bit}" for bit in range(5)), "ALUMODE2", "ALUMODE3", "OPMODE6"):
+        assert len(ties(part, pin, GND)) == 2
+    assert ties(part, "CEINMODE", VCC) == ["DSP_1_CEINMODE.DSP_VCC_R"], "without an inverter of its own"
+    for pin in ("ALUMODE1", "OPMODE5", "A3", "CEP"):
+        assert ties(part, pin, GND) == [], "reached by the interconnect, which has a default"
+    assert ties(part, "INMODE3", SIGNAL) == []
+
+
+def test_a_cell_without_a_place_is_an_error(part):
+    with pytest.raises(FormatError, match=r"a routed cell must have a place like X1Y2/SLICE_X0Y0\.AFF, not ''"):
+        locate(part, {"attributes": {}})
+    with pytest.raises(ConfigError, match=r"place must be in the grid of xc7z020, not \(9999, 1\)"):
+        locate(part, {"attributes": {"NEXTPNR_BEL": "X9999Y1/SLICE_X0Y0.AFF"}})
