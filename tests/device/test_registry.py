@@ -8,17 +8,31 @@ from nearflash.abi.kernel.config import CONFIGS
 from nearflash.device import available_devices, open_device, registry
 from nearflash.device.backends.host.update import HostDevice
 from nearflash.device.backends.model.update import ModelDevice
+from nearflash.device.backends.pynq.device import PynqDevice
+from nearflash.device.bitstreams import boards, load_board, load_manifest
 
 BACKENDS = {
     "update": {"model", "host", "replay", "verilator", "hls", "pynq", "xrt"},
     "attend": {"model", "replay", "verilator", "pynq"},
-    "expand": {"model", "host", "replay", "verilator", "xrt"},
+    "expand": {"model", "host", "replay", "verilator", "pynq", "xrt"},
 }
 
 
 def test_backends_are_listed_with_the_configurations_of_the_kernels_that_they_run():
     expected = {f"{backend}:{name}" for name, build in CONFIGS.items() for backend in BACKENDS[build.kernel]}
     assert available_devices() == sorted(expected)
+
+
+def test_every_bitstream_of_the_repository_has_a_device():
+    """A kernel was built for pynq-z2 that `pynq` was not registered for: `deploy` and `selftest` knew no device."""
+    classes = {}
+    for board in map(load_board, boards()):
+        for name in board.kernels:
+            kernel = CONFIGS[name].kernel
+            if (board.folder / f"{kernel}.json").exists() and load_manifest(board, kernel).files:
+                classes[name] = registry.device_class(f"{board.backend}:{name}", kernel)
+    assert classes.keys() >= {"update-pynq-z2", "attend-pynq-z2", "expand-pynq-z2"}
+    assert set(classes.values()) == {PynqDevice}
 
 
 def test_a_backend_does_not_open_a_kernel_that_it_does_not_run():
