@@ -200,37 +200,53 @@ def test_deploy_refuses_what_is_not_the_build(capsys, desk, monkeypatch, entries
 
 
 @pytest.fixture
-def scp(tmp_path, monkeypatch):
-    """A program on PATH that writes its arguments down, and fails for a host named `down`."""
-    folder = tmp_path / "bin"
+def ssh(tmp_path, monkeypatch):
+    """A program on PATH that runs the command here, in the home of the machine `pynq`; a host `down` fails, and what
+    arrives at `noisy` is damaged."""
+    folder, home = tmp_path / "bin", tmp_path / "pynq"
     folder.mkdir()
-    log = tmp_path / "scp.json"
-    path = folder / "scp"
-    path.write_text(
-        f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open({str(log)!r}, 'w'))\n"
-        "sys.exit(sys.argv[-1].startswith('down:'))\n"
-    )
+    home.mkdir()
+    path = folder / "ssh"
+    path.write_text(f"""#!{sys.executable}
+import subprocess, sys
+options, host, command = sys.argv[1:-2], *sys.argv[-2:]
+if options != ["--"] or host == "down":
+    sys.exit(255)
+if host == "noisy":
+    command = command.replace("sha256sum", "echo x >>desk/update.bit; sha256sum")
+sys.exit(subprocess.call(["sh", "-c", command], cwd={str(home)!r}))
+""")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    return log
+    return home
 
 
-def test_deploy_copies_files_and_manifest(capsys, desk, scp):
-    code, out, _ = run(capsys, "deploy", "desk", "--kernel", "update", "--to", "xilinx@pynq:nearflash/desk")
-    assert (code, out) == (0, "update.bit, update.hwh, update.json: copied to xilinx@pynq:nearflash/desk\n")
-    files = [str(desk / name) for name in ("update.bit", "update.hwh", "update.json")]
-    assert json.loads(scp.read_text()) == ["-q", "--", *files, "xilinx@pynq:nearflash/desk"]
+def test_deploy_copies_what_the_other_side_needs(capsys, desk, ssh, monkeypatch):
+    """board.toml was missing, and the files lay one level too high: the driver there knew no such board."""
+    code, out, _ = run(capsys, "deploy", "desk", "--kernel", "update", "--to", "me@pynq:near/flash")
+    assert code == 0 and out.splitlines() == [
+        "board.toml, update.json, update.bit, update.hwh: in me@pynq:near/flash/desk, with the same SHA-256 as here",
+        "there: sudo NEARFLASH_BITSTREAMS=near/flash nearflash selftest --device pynq:update-tiny",
+    ]
+    monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(ssh / "near/flash"))
+    assert "desk/update: routed, 2 files as built\n" in run(capsys, "verify")[1]
+
+
+def test_deploy_states_what_did_not_arrive(capsys, desk, ssh):
     code, _, err = run(capsys, "deploy", "desk", "--kernel", "update", "--to", "down:x")
-    assert code == 2 and "scp must copy update.bit, update.hwh, update.json to down:x; it failed" in err
+    assert code == 2 and "ssh must copy board.toml, update.json, update.bit, update.hwh to down:x; it failed" in err
+    code, _, err = run(capsys, "deploy", "desk", "--kernel", "update", "--to", "noisy:x")
+    assert code == 2 and "desk/update.bit must have the same SHA-256 in noisy:x as here, not another" in err
 
 
-@pytest.mark.parametrize("target", ["pynq", "-oProxyCommand=x:y", "a b:c", "host:", "host:a;b"])
-def test_deploy_takes_only_targets_of_scp(capsys, desk, scp, target):
+@pytest.mark.parametrize("target", ["pynq", "-oProxyCommand=x:y", "a b:c", "host:", "host:a;b", "host:$HOME"])
+def test_deploy_takes_only_names_of_hosts_and_folders(capsys, desk, ssh, target):
     code, _, err = run(capsys, "deploy", "desk", "--kernel", "update", f"--to={target}")
-    assert (code, err) == (2, f"nearflash: --to must be USER@HOST:FOLDER, not {target!r}\n") and not scp.exists()
+    assert (code, err) == (2, f"nearflash: --to must be USER@HOST:FOLDER, not {target!r}\n")
+    assert not list(ssh.iterdir())
 
 
-def test_deploy_without_scp_states_the_package(capsys, desk, monkeypatch, tmp_path):
+def test_deploy_without_ssh_states_the_package(capsys, desk, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, _, err = run(capsys, "deploy", "desk", "--kernel", "update", "--to", "host:folder")
     assert code == 2 and "apt install openssh-client" in err

@@ -1,15 +1,17 @@
 """`nearflash bitstream`: boards, what was built for them, and how it gets there."""
 
 import argparse
+import io
 import re
-import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
 from nearflash.abi.errors import BitstreamError, CommandError, DigestError
 from nearflash.abi.kernel.config import CONFIGS
+from nearflash.support.ssh import HOST, ssh_command
 
 __all__ = ["add"]
 
@@ -21,7 +23,7 @@ _EXAMPLES = """examples:
   nearflash bitstream verify pynq-z2
   nearflash bitstream deploy pynq-z2 --kernel update --to xilinx@pynq:nearflash
 """
-_TARGET = re.compile(r"(?:[\w.-]+@)?[\w.-]+:[\w./~-]+")
+_TARGET = re.compile(rf"({HOST}):([\w./~-]+)")
 
 
 def add(subparsers: Any) -> None:
@@ -42,7 +44,9 @@ def add(subparsers: Any) -> None:
     action("verify", _verify, "Compare configurations and files with the manifests.", optional=True)
     deploy = action("deploy", _deploy, "Load a verified bitstream on this machine's board, or copy it.", optional=False)
     deploy.add_argument("--kernel", required=True, help="The kernel to load.")
-    deploy.add_argument("--to", metavar="USER@HOST:FOLDER", help="Copy it there with scp instead, with its manifest.")
+    deploy.add_argument(
+        "--to", metavar="USER@HOST:FOLDER", help="Copy it there by ssh instead, into a folder of bitstreams."
+    )
     estimate = action("estimate", _estimate, "Synthesise with Yosys and keep the figures as manifest.", optional=False)
     estimate.add_argument("--kernel", help="Estimate this kernel only.")
     lint = actions.add_parser("lint", help="Check the Verilog of kernels with Verilator and Yosys.")
@@ -134,23 +138,50 @@ def _deploy(arguments: argparse.Namespace) -> int:
     if arguments.to:
         _copy(manifest, arguments.to)
         return 0
-    with open_device(f"{board.backend}:{manifest.config}") as device:
+    with open_device(_device(manifest)) as device:
         identity = device.identity
         print(f"{identity.name}: loaded, digest {identity.digest64:016x}, git {identity.git_revision:08x}")
     return 0
 
 
 def _copy(manifest: Any, target: str) -> None:
-    """Copy a bitstream's files and its manifest with scp."""
-    if not _TARGET.fullmatch(target):
+    """Copy what the driver needs of a board and one kernel into a folder of bitstreams there, and compare digests.
+
+    One connection, so that a password is asked for once.
+    """
+    from nearflash.device.bitstreams.manifest import sha256
+
+    matched = _TARGET.fullmatch(target)
+    if not matched:
         raise CommandError(f"--to must be USER@HOST:FOLDER, not {target!r}")
-    if shutil.which("scp") is None:
-        raise CommandError("scp must be on PATH to copy a bitstream, not missing (apt install openssh-client)")
-    names = [*manifest.files, f"{manifest.kernel}.json"]
-    command = ["scp", "-q", "--", *(str(manifest.folder / name) for name in names), target]
-    if subprocess.run(command, check=False).returncode:
-        raise BitstreamError(f"scp must copy {', '.join(names)} to {target}; it failed, see its message")
-    print(f"{', '.join(names)}: copied to {target}")
+    host, folder = matched.groups()
+    names = ["board.toml", f"{manifest.kernel}.json", *manifest.files]
+    paths = {f"{manifest.board}/{name}": manifest.folder / name for name in names}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, path in paths.items():
+            archive.add(path, name, filter=_without_owner)
+    command = f"mkdir -p -- {folder} && tar -xf - -C {folder} && cd -- {folder} && sha256sum -- {' '.join(paths)}"
+    done = subprocess.run(ssh_command(host, command), input=packed.getvalue(), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise BitstreamError(f"ssh must copy {', '.join(names)} to {target}; it failed, see its message")
+    arrived = dict(line.split(maxsplit=1)[::-1] for line in done.stdout.decode("utf-8", "replace").splitlines())
+    if wrong := [name for name, path in paths.items() if arrived.get(name) != sha256(path)]:
+        raise BitstreamError(f"{wrong[0]} must have the same SHA-256 in {target} as here, not another: copy it again")
+    print(f"{', '.join(names)}: in {target}/{manifest.board}, with the same SHA-256 as here")
+    print(f"there: sudo NEARFLASH_BITSTREAMS={folder} nearflash selftest --device {_device(manifest)}")
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _device(manifest: Any) -> str:
+    from nearflash.device.bitstreams import load_board
+
+    return f"{load_board(manifest.board).backend}:{manifest.config}"
 
 
 def _estimate(arguments: argparse.Namespace) -> int:
