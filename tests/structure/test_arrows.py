@@ -75,7 +75,10 @@ FOLDERS = {
 #: Parts of a package that may import more.
 MORE = {
     part: {"model"}
-    for part in ("device.backends.model", "device.selftest.attend", "device.selftest.expand", "demo.audit")
+    for part in (
+        *("device.backends.model", "device.selftest.attend", "device.selftest.clock", "device.selftest.expand"),
+        "demo.audit",
+    )
 } | {"training.finetune": {"weights"}}
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
 LEAN = {

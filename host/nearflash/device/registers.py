@@ -42,6 +42,13 @@ class RegisterDevice(CheckedDevice):
     block. Raises DigestError when no kernel answers or when it is not the one that `config` describes.
     """
 
+    clock_hz = 0
+    """Clock that the kernel should have, Hz; 0 where it is not known or, as in a simulation, no clock of the host's."""
+    clock_run_s = 0.02
+    """Shortest time of the commands that the clock is measured with, s."""
+    run_s = 0.0
+    """From the start of the last command to when its end was seen, s."""
+
     def __init__(self, backend: str, config: KernelConfig, memory: Memory) -> None:
         self._map = REGISTER_MAPS[config.kernel]
         super().__init__(self._identify(backend, config), memory)
@@ -61,6 +68,10 @@ class RegisterDevice(CheckedDevice):
     @abstractmethod
     def reset_kernel(self) -> None:
         """Bring the kernel back to idle, whatever it does; its memory stays."""
+
+    def now(self) -> float:
+        """The time, s, from any moment on."""
+        return time.monotonic()
 
     def read(self, name: str) -> int:
         """Value of the named register, 32 or 64 bits (low word first)."""
@@ -96,6 +107,7 @@ class RegisterDevice(CheckedDevice):
     def _start(self, command: Command) -> None:
         for name, value in command.registers().items():
             self.write(name, value)
+        self._started_s = self.now()
         self.write("control", self._map["control"].pack({"ap_start": 1}))
 
     def _finish(self, timeout_s: float) -> Completion:
@@ -108,6 +120,7 @@ class RegisterDevice(CheckedDevice):
                     f"{self._waiting_streams()}: wait for longer, or reset the device"
                 )
             self.pause()
+        self.run_s = self.now() - self._started_s
         status, address = self.read("status"), self.read("fault_address")
         counters = {name: self.read(name) for name in KERNEL_COUNTERS[self.identity.config.kernel]}
         self.write("control", control.pack({"ap_continue": 1}))

@@ -15,6 +15,8 @@ from nearflash.abi.fields import Access, Register
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device.base import Buffer, Device
 from nearflash.device.registers import RegisterDevice
+from nearflash.device.selftest.clock import measure_clock
+from nearflash.device.selftest.expand import SCALED_FORMATS, compare_matrices
 from nearflash.device.selftest.run import compare
 
 __all__ = ["STAGES", "StageResult", "bring_up"]
@@ -22,6 +24,10 @@ __all__ = ["STAGES", "StageResult", "bring_up"]
 _PATTERNS = (0xAAAA_AAAA, 0x5555_5555, 0xFFFF_FFFF, 0)
 _DMA_BYTES = (1, 4096, 4097, 1 << 16)
 _BANDWIDTH_BYTES = 8 << 20
+_BARE = ("clock", "registers")
+"""Stages of a device's registers, which no transcript holds."""
+_SLOWEST, _FASTEST = 0.9, 1.02
+"""Of the clock that should be there: a host sees the end of a command late, and never before it."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,10 @@ def bring_up(
     """
     sizes = {"params": params, "tokens": tokens, "columns": columns, "seed": seed}
     for name, run, advice in STAGES:
-        if name == "registers" and not isinstance(bare, RegisterDevice):
+        if not _has_stage(name, bare):
             continue
         try:
-            result, passed = run(bare if name == "registers" else device, sizes), True
+            result, passed = run(bare if name in _BARE else device, sizes), True
         except (CommandError, ReplayError):
             raise
         except NearflashError as error:
@@ -55,6 +61,24 @@ def bring_up(
         yield StageResult(name, passed, result)
         if not passed:
             return
+
+
+def _has_stage(name: str, bare: Device) -> bool:
+    if name == "clock":
+        return isinstance(bare, RegisterDevice) and bool(bare.clock_hz)
+    if name == "products":  # the golden commands of the other kernels multiply
+        return bare.identity.config.kernel == "expand"
+    return name != "registers" or isinstance(bare, RegisterDevice)
+
+
+def _clock(device: Device, _: dict[str, int]) -> str:
+    assert isinstance(device, RegisterDevice)
+    cycles, seconds = measure_clock(device)
+    found, wanted = cycles / seconds / 1e6, device.clock_hz / 1e6
+    measured = f"{cycles} cycles in {seconds * 1e3:.3g} ms"
+    if not _SLOWEST <= found / wanted <= _FASTEST:
+        raise DeviceError(f"the clock must be {wanted:.1f} MHz, not {found:.1f} MHz ({measured})")
+    return f"{found:.1f} MHz measured, {measured}, for {wanted:.1f} MHz"
 
 
 def _identity(device: Device, _: dict[str, int]) -> str:
@@ -154,6 +178,16 @@ def _golden(device: Device, sizes: dict[str, int]) -> str:
     return f"{' '.join(first.case.split())}: {first.words} words equal the model"
 
 
+def _products(device: Device, sizes: dict[str, int]) -> str:
+    """Formats whose values are products: the first ones pass a kernel whose multipliers ignore an operand."""
+    columns, seed = sizes["columns"], sizes["seed"]
+    found = list(compare_matrices(device, columns=columns, seed=seed, forms=SCALED_FORMATS, densities=(1.0,)))
+    if wrong := [row for row in found if row.mismatches]:
+        words, differ = (sum(getattr(row, name) for row in found) for name in ("words", "mismatches"))
+        raise DeviceError(f"{wrong[0].case[:22].strip()} must equal the model, not differ: {differ} of {words} words")
+    return f"{len(found)} scaled formats: {sum(row.words for row in found)} words equal the model"
+
+
 def _bandwidth(device: Device, _: dict[str, int]) -> str:
     buffer = device.allocate(_BANDWIDTH_BYTES)
     try:
@@ -173,12 +207,15 @@ def _rate(move: Callable[[], None]) -> float:
 #: Name, what does it, and what to check where it fails.
 STAGES: tuple[tuple[str, Callable[[Device, dict[str, int]], str], str], ...] = (
     ("identity", _identity, "that the bitstream is loaded and its clock runs"),
+    ("clock", _clock, "FCLK0's dividers and the I/O PLL; a kernel at another clock than its bitstream's is not timed"),
     ("registers", _registers, "the AXI4-Lite path: its clock, its reset, the kernel's base address and range"),
     ("memory", _memory, "the host's path to the memory: bank of the buffers, P2P, cache maintenance"),
     (
         "golden command",
         _golden,
-        "the kernel's AXI4 ports: clock, width, bank, address range of each; then the timing report",
+        "the kernel's AXI4 ports: clock, width, bank, address range of each; then the timing report, "
+        "and pins of DSP slices that nothing drives",
     ),
+    ("products", _products, "pins of DSP slices that nothing drives: the bitstream's ties; then the timing report"),
     ("bandwidth", _bandwidth, "link width and speed (`lspci -vv`), and what else uses the link"),
 )

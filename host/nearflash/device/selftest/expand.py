@@ -1,6 +1,6 @@
 """Random matrices of every format on a device of the expand kernel, against the model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from nearflash.device.selftest.comparison import Comparison
 from nearflash.model.weights.bitmap import expand, pack, pack_scaled
 from nearflash.model.weights.dequantize import quantize
 
-__all__ = ["MATRIX_FORMATS", "MatrixFormat", "compare_matrices", "format_name", "random_matrix"]
+__all__ = ["MATRIX_FORMATS", "SCALED_FORMATS", "MatrixFormat", "compare_matrices", "format_name", "random_matrix"]
 
 MatrixFormat: TypeAlias = tuple[ElementFormat, Coding, ElementFormat | None]
 """Elements, coding, and what scaled elements expand to."""
@@ -33,6 +33,8 @@ MATRIX_FORMATS: tuple[MatrixFormat, ...] = (
     (INT4, Coding.PLAIN, BF16),
 )
 """All that there are."""
+SCALED_FORMATS = tuple(form for form in MATRIX_FORMATS if form[2] is not None)
+"""Those whose values are products; the others pass no multiplier."""
 _ROWS, _GROUP_ROWS = 5, 2
 _DENSITIES = (0.0, 0.5, 1.0)
 
@@ -57,8 +59,15 @@ def _patterns(values: NDArray[np.float32], element: ElementFormat) -> NDArray[np
     return values.astype(np.float16).view(np.uint16) if element is FP16 else values.view("<u2")[:, 1::2]
 
 
-def compare_matrices(device: Device, *, columns: int, seed: int) -> Iterator[Comparison]:
-    """Matrices of every format that the build has, empty, half full and full.
+def compare_matrices(
+    device: Device,
+    *,
+    columns: int,
+    seed: int,
+    forms: Iterable[MatrixFormat] = MATRIX_FORMATS,
+    densities: Iterable[float] = _DENSITIES,
+) -> Iterator[Comparison]:
+    """Matrices of every format of `forms` that the build has, by default empty, half full and full.
 
     Raises CommandError for less than one column, or more than the build has room for; what the device raises.
     """
@@ -67,8 +76,8 @@ def compare_matrices(device: Device, *, columns: int, seed: int) -> Iterator[Com
     if not 1 <= columns <= config.columns_max:
         raise CommandError(f"columns must be between 1 and {config.columns_max}, not {columns!r}")
     known = {RowFormat[name.upper()] for name in config.formats}
-    for form in (form for form in MATRIX_FORMATS if row_format(*form) in known):
-        for density in _DENSITIES:
+    for form in (form for form in forms if row_format(*form) in known):
+        for density in densities:
             stream = random_matrix(rng, (_ROWS, columns), density, form)
             expected, dense = expand(stream), expand_matrix(device, stream).dense
             yield Comparison(f"{format_name(form):<22}{density:g}", expected.size, int((dense != expected).sum()))
