@@ -177,11 +177,12 @@ class Opened:
         return None
 
 
-def test_deploy_opens_the_boards_device(capsys, desk, monkeypatch):
+def test_deploy_loads_on_the_boards_device(capsys, desk, monkeypatch):
     opened = []
-    monkeypatch.setattr("nearflash.device.open_device", lambda spec: (opened.append(spec), Opened())[1])
+    driver = SimpleNamespace(load=lambda config: (opened.append(config), Opened())[1])
+    monkeypatch.setattr("nearflash.device.registry.device_class", lambda spec: (opened.append(spec), driver)[1])
     code, out, _ = run(capsys, "deploy", "desk", "--kernel", "update")
-    assert (code, opened) == (0, ["pynq:update-tiny"])
+    assert (code, opened) == (0, ["pynq:update-tiny", "update-tiny"])
     assert out == "pynq:update-tiny: loaded, digest 0000000000000abc, git 22222222\n"
 
 
@@ -192,7 +193,7 @@ def test_deploy_opens_the_boards_device(capsys, desk, monkeypatch):
      ({"files": {}, "evidence": "synthesised", "fmax_hz": 0}, "update must have been built, not only synthesised")],
 )  # fmt: skip
 def test_deploy_refuses_what_is_not_the_build(capsys, desk, monkeypatch, entries, message):
-    monkeypatch.setattr("nearflash.device.open_device", lambda spec: pytest.fail("opened"))
+    monkeypatch.setattr("nearflash.device.registry.device_class", lambda spec: pytest.fail("opened"))
     change(desk, **entries)
     for arguments in ((), ("--to", "host:folder")):
         code, _, err = run(capsys, "deploy", "desk", "--kernel", "update", *arguments)

@@ -127,8 +127,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _deploy(arguments: argparse.Namespace) -> int:
-    from nearflash.device import open_device
     from nearflash.device.bitstreams import load_board, load_manifest
+    from nearflash.device.registry import device_class
 
     board = load_board(arguments.board)
     manifest = load_manifest(board, arguments.kernel)
@@ -138,7 +138,7 @@ def _deploy(arguments: argparse.Namespace) -> int:
     if arguments.to:
         _copy(manifest, arguments.to)
         return 0
-    with open_device(_device(manifest)) as device:
+    with device_class(_device(manifest)).load(manifest.config) as device:
         identity = device.identity
         print(f"{identity.name}: loaded, digest {identity.digest64:016x}, git {identity.git_revision:08x}")
     return 0

@@ -92,6 +92,11 @@ class Device(ABC):
         """Open the device with this build configuration (`update-tiny`). Raises ConfigError, DigestError."""
 
     @classmethod
+    def load(cls, config: str) -> Self:
+        """Open as `open`; where a bitstream is loaded, it is loaded again. Raises as `open`."""
+        return cls.open(config)
+
+    @classmethod
     def open_card(cls, config: str, card: str) -> Self:
         """Open one of several cards, named as in `Identity.card`. Raises as `open`, and where a backend has none."""
         raise UnknownDeviceError(f"a card can be named for a backend with cards only, not with {config}@{card}")

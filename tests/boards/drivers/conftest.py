@@ -6,30 +6,26 @@ from contextlib import contextmanager
 import pytest
 
 from nearflash.abi.kernel.config import CONFIGS
+from nearflash.device import open_device
 
 KERNELS = ("update", "attend", "expand")
 PLATFORM, ADDRESS = "xilinx_u2_gen3x4_xdma_gc_2_202110_1", "0000:3e:00.1"
 
 
-def installed_board(config):
-    """PYNQ with a simulated board. Skips where PYNQ is missing."""
+@pytest.fixture
+def pynq_board(tmp_path, monkeypatch):
+    """PYNQ with a simulated board of a configuration. Skips where PYNQ is missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("pynq", reason="needs PYNQ in .venv-pynq: make drivers")
         from nearflash.verify.fixtures.boards.pynq import SimulatedBoard
-    board = SimulatedBoard(config)
-    board.install()
-    return board
 
+    def installed(config):
+        board = SimulatedBoard(config)
+        board.install(tmp_path / "board.lock", monkeypatch.setattr)
+        return board
 
-@contextmanager
-def opened_pynq(full_name):
-    from nearflash.device.backends.pynq.device import PynqDevice
-
-    board = installed_board(CONFIGS[full_name])
-    with PynqDevice.open(full_name) as device:
-        yield device
-    board.close()
+    return installed
 
 
 @contextmanager
@@ -38,11 +34,6 @@ def opened_xrt(full_name):
 
     with XrtDevice.open(full_name) as device:
         yield device
-
-
-@pytest.fixture
-def pynq_board():
-    return installed_board
 
 
 @pytest.fixture
@@ -68,6 +59,15 @@ def open_tiny(request, tmp_path, monkeypatch):
     """Opens a tiny build with one driver."""
     if request.param == "pynq":
         request.getfixturevalue("bitstreams")
+        installed_board = request.getfixturevalue("pynq_board")
+
+        @contextmanager
+        def opened_pynq(full_name):
+            board = installed_board(CONFIGS[full_name])
+            with open_device(f"pynq:{full_name}") as device:
+                yield device
+            board.close()
+
         return opened_pynq
     pytest.importorskip("amaranth")
     from nearflash.verify.fixtures.boards.folder import write_board

@@ -1,6 +1,7 @@
 """The driver of PYNQ on PYNQ's own Overlay, MMIO, allocate and clocks."""
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers import AdamStep
 from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device import open_device
+from nearflash.device.backends.pynq.clock import SLCR_ADDRESS
 from nearflash.device.backends.pynq.device import PynqDevice
 from nearflash.device.base import LinkBytes
 from nearflash.device.bitstreams import load_board, load_manifest
+from nearflash.device.selftest.bringup import bring_up
 from nearflash.device.selftest.expand import compare_matrices
 from nearflash.device.selftest.update import UpdateVector, differing_words, random_state, run_update
 
@@ -109,6 +112,47 @@ def test_a_board_of_another_architecture(board):
     ):
         PynqDevice.open("update-tiny")
     assert board.kernel is None, "nothing was loaded"
+
+
+def test_what_is_loaded_is_not_loaded_again(board, bitstreams):
+    for config in ("update-tiny", "update-tiny"):
+        open_device(f"pynq:{config}").close()
+    assert board.downloads == 1
+    PynqDevice.load("update-tiny").close()
+    assert board.downloads == 2, "deploy loads in any case"
+    board.bitfile_name = "another program's.bit"
+    open_device("pynq:update-tiny").close()
+    assert board.downloads == 3
+    manifest = load_manifest(load_board("tiny"), "update")
+    PynqDevice.LOCK.write_text(f"1\n{'0' * 64} {manifest.file('.bit')}\n")
+    open_device("pynq:update-tiny").close()
+    assert board.downloads == 4, "the file was another one when it was loaded"
+
+
+def test_one_process_has_the_board(board):
+    with PynqDevice.open("update-tiny"):
+        with pytest.raises(DeviceError, match=rf"held by one process, and process {os.getpid()} has it: end that one"):
+            PynqDevice.open("update-tiny")
+    PynqDevice.open("update-tiny").close()
+
+
+def test_a_port_whose_clock_is_off_is_not_read(board):
+    """The simulated board asserts that nobody reads it."""
+    board.words[SLCR_ADDRESS + 0x178] = 1
+    with pytest.raises(DeviceError, match=r"FPGA0_THR_CNT\) must be 0x0, not 0x1: an AXI read of register 0 at 0x4000"):
+        PynqDevice.open("update-tiny")
+
+
+def test_bring_up_measures_the_clock_by_the_boards_time(board):
+    sizes = {"params": 40, "tokens": 20, "columns": 20, "seed": 1}
+    with PynqDevice.open("update-tiny") as device:
+        found = {stage.name: stage for stage in bring_up(device, device, **sizes)}
+        assert all(stage.passed for stage in found.values())
+        assert list(found)[:2] == ["identity", "clock"] and found["clock"].found.endswith("for 100.0 MHz")
+        board.words[SLCR_ADDRESS + 0x170] = 1 << 20 | 14 << 8
+        *_, last = bring_up(device, device, **sizes)
+    assert (last.name, last.passed) == ("clock", False)
+    assert re.match(r"the clock must be 100.0 MHz, not (70|71)\.\d MHz", last.found)
 
 
 def test_no_permission(board):

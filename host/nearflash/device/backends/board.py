@@ -6,31 +6,30 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from nearflash.abi.errors import DeviceError, DeviceLostError
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.registers import MAGIC
-from nearflash.device.bitstreams import load_board, load_manifest
+from nearflash.device.bitstreams import BuildManifest, load_board, load_manifest
 from nearflash.device.memory import Memory
 from nearflash.device.registers import RegisterDevice
 
-__all__ = ["BoardDevice", "bitstream", "use_p2p"]
+__all__ = ["BoardDevice", "use_p2p", "verified"]
 
 P2P = "NEARFLASH_P2P"
 """Environment variable; 0: buffers without a window for direct I/O, as where the board has none."""
 _ALL_ONES = 0xFFFF_FFFF
 
 
-def bitstream(config: KernelConfig, suffix: str) -> Path:
-    """The verified file with that suffix (`.bit`) of the manifest of this build.
+def verified(config: KernelConfig) -> BuildManifest:
+    """The manifest of this build, its files compared with it.
 
     Raises ConfigError where the board has no such build, BitstreamError where it was not built or its files were
     changed, DigestError where it was built from another configuration than this host's.
     """
     manifest = load_manifest(load_board(config.name), config.kernel)
     manifest.verify()
-    return manifest.file(suffix)
+    return manifest
 
 
 def use_p2p(environment: Mapping[str, str] = os.environ) -> bool:

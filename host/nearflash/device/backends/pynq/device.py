@@ -1,8 +1,9 @@
 """Device `pynq`: a kernel in the logic of a Zynq, under the PYNQ that runs on its processors.
 
 `pynq:update-pynq-z2` loads the bitstream of the manifest `bitstreams/pynq-z2/update.json`, or below the folder that
-NEARFLASH_BITSTREAMS names, and finds the kernel in the .hwh beside it. Completion comes by interrupt where Linux has a
-userspace I/O file for the first interrupt of the logic (PYNQ's images call it `fabric`); else it is polled.
+NEARFLASH_BITSTREAMS names, and finds the kernel in the .hwh beside it. One process at a time has the board; what it
+loaded is not loaded again by the next one. Completion comes by interrupt where Linux has a userspace I/O file for the
+first interrupt of the logic (PYNQ's images call it `fabric`); else it is polled.
 """
 
 from contextlib import ExitStack
@@ -13,17 +14,20 @@ from nearflash.abi.errors import DeviceError, NearflashError, UnknownDeviceError
 from nearflash.abi.kernel.commands import Completion
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.kernel.config import config as named_config
-from nearflash.device.backends.board import BoardDevice, bitstream, use_p2p
+from nearflash.device.backends.board import BoardDevice, use_p2p, verified
+from nearflash.device.backends.pynq.clock import SLCR_ADDRESS, SLCR_BYTES, check_port
 from nearflash.device.backends.pynq.interrupt import UioInterrupt
+from nearflash.device.backends.pynq.lock import BoardLock
 from nearflash.device.backends.pynq.memory import PynqMemory
-from nearflash.device.bitstreams import load_board
+from nearflash.device.bitstreams import BuildManifest, load_board
 
 __all__ = ["PynqDevice"]
 
 VENDOR = "nearflash:kernel"
 """Vendor and library of our cores in a .hwh; the name is the kernel's."""
 UIO_NAME = "fabric"
-ARCHITECTURES = {"processing_system7": "armv7l", "zynq_ultra_ps_e": "aarch64"}
+ZYNQ_7000 = "armv7l"
+ARCHITECTURES = {"processing_system7": ZYNQ_7000, "zynq_ultra_ps_e": "aarch64"}
 """Machine that Linux reports, by the processing system that a design was made for."""
 
 
@@ -31,6 +35,8 @@ class PynqDevice(BoardDevice):
     """The kernel whose registers are `mmio`. `interrupt` is None where completion is polled."""
 
     DEFAULT_BUILD: ClassVar[str] = "pynq-z2"
+    LOCK: ClassVar[Path] = Path("/run/nearflash-pynq.lock")
+    """The board's lock file."""
     INTERRUPT_S = 0.1
     """How long a poll sleeps for the interrupt, s."""
 
@@ -38,34 +44,50 @@ class PynqDevice(BoardDevice):
         self, config: KernelConfig, mmio: Any, memory: PynqMemory, interrupt: UioInterrupt | None = None
     ) -> None:
         self._mmio, self.memory, self._interrupt = mmio, memory, interrupt
+        self._held = ExitStack()
         super().__init__("pynq", config, memory)
         if interrupt:
             self._enable_interrupt()
 
     @classmethod
     def open(cls, config: str) -> Self:
-        """Load the bitstream and open the kernel in it.
+        """Load the bitstream, unless it is the one that is loaded, and open the kernel in it.
 
         Raises UnknownDeviceError where PYNQ or its board is missing, BitstreamError, ConfigError, DigestError,
-        DeviceError where this user or this board may not load it.
+        DeviceError where this user or this board may not load it, another process has the board, or its clock is off.
         """
+        return cls._load_and_open(config, again=False)
+
+    @classmethod
+    def load(cls, config: str) -> Self:
+        """Load the bitstream in any case and open the kernel in it. Raises as `open`."""
+        return cls._load_and_open(config, again=True)
+
+    @classmethod
+    def _load_and_open(cls, config: str, *, again: bool) -> Self:
         build = named_config(config)
         pynq = _pynq()
-        path = bitstream(build, ".bit")
-        overlay, core = _load(pynq, path, build.kernel)
-        device = overlay.device
+        manifest = verified(build)
+        board = _device(pynq)
+        with ExitStack() as held:
+            lock = BoardLock(cls.LOCK)
+            held.callback(lock.close)
+            core = _load(pynq, manifest, lock, again=again)
 
-        def allocate(size_bytes: int) -> Any:
-            return pynq.allocate(shape=(size_bytes,), dtype="u1", target=device)
+            def allocate(size_bytes: int) -> Any:
+                return pynq.allocate(shape=(size_bytes,), dtype="u1", target=board)
 
-        memory = PynqMemory(allocate, load_board(build.name).memory.size_bytes, p2p=use_p2p())
-        interrupt = _interrupt(pynq)
-        try:
-            return cls(build, core.mmio, memory, interrupt)
-        except NearflashError:
-            if interrupt:
-                interrupt.close()
-            raise
+            memory = PynqMemory(allocate, load_board(build.name).memory.size_bytes, p2p=use_p2p())
+            interrupt = _interrupt(pynq)
+            try:
+                device = cls(build, core, memory, interrupt)
+            except NearflashError:
+                lock.loaded = ""  # it is another's bitstream, or none that answers
+                if interrupt:
+                    interrupt.close()
+                raise
+            device.clock_hz, device._held = manifest.clock_hz, held.pop_all()
+            return device
 
     @classmethod
     def presence(cls) -> str:
@@ -88,11 +110,11 @@ class PynqDevice(BoardDevice):
             super().pause()
 
     def release(self) -> None:
-        """Free all buffers and the interrupt; the bitstream stays loaded."""
-        with ExitStack() as steps:
+        """Free all buffers, the interrupt and the board; the bitstream stays loaded."""
+        with self._held as steps:
             if self._interrupt:
                 steps.callback(self._interrupt.close)
-            steps.callback(self.memory.close)
+            self.memory.close()
 
     def _finish(self, timeout_s: float) -> Completion:
         try:
@@ -132,9 +154,11 @@ def _device(pynq: Any) -> Any:
         ) from missing
 
 
-def _load(pynq: Any, path: Path, kernel: str) -> tuple[Any, Any]:
-    """The overlay of a bitstream, loaded, and the driver of the kernel in it."""
-    device = _device(pynq)
+def _load(pynq: Any, manifest: BuildManifest, lock: BoardLock, *, again: bool) -> Any:
+    """Registers of the kernel in a bitstream, which is loaded where it is not, or `again`."""
+    device, path = _device(pynq), manifest.file(".bit")
+    name = f"{manifest.files[path.name]} {path}"
+    is_loaded = lock.loaded == name and _loaded_path(pynq) == str(path)
     try:
         overlay = pynq.Overlay(str(path), download=False, device=device)
         expected = ARCHITECTURES.get(overlay.parser.family_ps, "another")
@@ -143,20 +167,39 @@ def _load(pynq: Any, path: Path, kernel: str) -> tuple[Any, Any]:
                 f"{path} must be for the board that loads it, not for a {overlay.parser.family_ps} ({expected}): this "
                 f"is {device.name}, {device.arch}; name the build of this board"
             )
-        overlay.download()
+        if again or not is_loaded:
+            lock.loaded = ""
+            overlay.download()
+            lock.loaded = name
     except OSError as error:
         # PYNQ raises it without a number for a user that is not root.
         raise DeviceError(
             f"{path} must be loaded by root, to a board that takes it, not fail: {error}; use `sudo -E`"
         ) from error
-    cores = {name: str(entry["type"]) for name, entry in overlay.ip_dict.items()}
-    matches = [name for name, kind in cores.items() if kind.startswith(f"{VENDOR}:{kernel}:")]
+    core = _core(overlay, path, manifest.kernel)
+    if expected == ZYNQ_7000:
+        slcr = pynq.MMIO(SLCR_ADDRESS, SLCR_BYTES, device=device)
+        check_port(lambda offset: int(slcr.read(offset)), manifest.clock_hz, f"register 0 at {core['phys_addr']:#x}")
+    return pynq.MMIO(core["phys_addr"], core["addr_range"], device=device)
+
+
+def _loaded_path(pynq: Any) -> str:
+    """The bitstream that PYNQ loaded last, in this process or another; empty where it knows of none."""
+    try:
+        return str(pynq.PL.bitfile_name or "")
+    except (OSError, ValueError):  # the file is gone, or what PYNQ noted of it is damaged
+        return ""
+
+
+def _core(overlay: Any, path: Path, kernel: str) -> Any:
+    """PYNQ's entry of the one kernel of an overlay."""
+    matches = [core for core in overlay.ip_dict.values() if str(core["type"]).startswith(f"{VENDOR}:{kernel}:")]
     if len(matches) != 1:
         raise DeviceError(
             f"{path.with_suffix('.hwh')} must have one core {VENDOR}:{kernel}, not {len(matches)} "
-            f"among {', '.join(cores.values())}: build it again"
+            f"among {', '.join(str(core['type']) for core in overlay.ip_dict.values())}: build it again"
         )
-    return overlay, getattr(overlay, matches[0])
+    return matches[0]
 
 
 def _interrupt(pynq: Any) -> UioInterrupt | None:

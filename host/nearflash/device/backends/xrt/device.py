@@ -14,7 +14,7 @@ from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.kernel.config import config as named_config
 from nearflash.abi.kernel_arguments import kernel_arguments
 from nearflash.device import topology
-from nearflash.device.backends.board import BoardDevice, bitstream, use_p2p
+from nearflash.device.backends.board import BoardDevice, use_p2p, verified
 from nearflash.device.backends.xrt.card import DRIVER, XrtCard, choose_card
 from nearflash.device.backends.xrt.functions import XrtFunctions, load_library
 from nearflash.device.backends.xrt.memory import XrtMemory
@@ -61,7 +61,7 @@ class XrtDevice(BoardDevice):
         build = named_config(config)
         functions = XrtFunctions(load_library())
         address = choose_card(card)
-        opened = XrtCard(functions, address, bitstream(build, ".xclbin"), build.kernel)
+        opened = XrtCard(functions, address, verified(build).file(".xclbin"), build.kernel)
         try:
             return cls(build, opened, named=bool(card), p2p=use_p2p())
         except NearflashError:
