@@ -39,7 +39,7 @@ __all__ = ["TARGET", "ObservedParser", "command", "commands", "component", "sect
 _PORT_BITS, _COLUMNS_MAX = 64, 512
 _MATRICES, _DAMAGED, _HEADERS = 8, 20, 8
 _LONG, _TALL, _RARELY = 1 << 17, 13, 6
-"""Words of a command without a header; bits of a number of rows; one batch in so many has them."""
+"""Words of a command without a header; bits of many rows' number; one batch in so many has them."""
 _PADDING = range(32, HEADER_BYTES - 4)
 """Bytes of a header that nobody looks at."""
 _COMMAND = data.StructLayout({"command": MatrixCommand, "judge": 1})
@@ -155,19 +155,23 @@ def sections(stream: bytes, port_bits: int, columns_max: int) -> tuple[dict[str,
 def vectors(rng: np.random.Generator) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Half of the matrices are damaged; the last command has more than a run could bring.
 
-    Now and then the first ones move the upper bits of counts: many words without a header, and many rows.
+    The first ones move the upper bits of counts, by many rows of every size of groups, and now and then by many words
+    without a header.
     """
     given, texts, ends = [], list[bytes](), list[int]()
     parts, rows = list[dict[str, NDArray[Any]]](), list[int]()
+    heights = [int(rng.integers(3, 1 << 8))]
     if rng.integers(_RARELY) == 0:
         text, header = rng.bytes(8 * (_LONG + int(rng.integers(_LONG)))), header_of(_random(rng, 1))
         given.append(command(header, len(text), judge=True))
         texts.append(text)
         ends.append(outcome(text, header)[0])
-        tall = _make_tall(rng)
+        heights.append((1 << _TALL) + int(rng.integers(1 << _TALL)))
+    for height in heights:
+        tall = _make_tall(rng, height)
         given.append(command(header_of(tall), len(tall), judge=True))
         texts.append(tall)
-        ends.append(header_of(tall).rows << 3)
+        ends.append(height << 3)
     for _ in range(_MATRICES):
         for text, header in _judge(rng):
             fault, count = outcome(text, header)
@@ -215,11 +219,10 @@ def _random(rng: np.random.Generator, group_rows: int) -> bytes:
     return made[:HEADER_BYTES] + body + GROUP_END.pack(0, crc32c(body))
 
 
-def _make_tall(rng: np.random.Generator) -> bytes:
-    """Many empty rows: each a group, groups of any number of them, or two of them in a second group."""
-    rows = (1 << _TALL) + int(rng.integers(1 << _TALL))
-    group_rows = int(rng.choice([1, int(rng.integers(2, 64)), rows]))
-    return random_matrix(rng, (rows + 2, 1), 0, MATRIX_FORMATS[0], group_rows)
+def _make_tall(rng: np.random.Generator, rows: int) -> bytes:
+    """Empty rows: each a group, groups of any number of them, or two of them in a second group."""
+    group_rows = [1, rows - 2, *rng.integers(2, 1 << 7, 2).tolist()][int(rng.integers(4))]
+    return random_matrix(rng, (rows, 1), 0, MATRIX_FORMATS[0], group_rows)
 
 
 def _judge(rng: np.random.Generator) -> list[tuple[bytes, BitmapHeader]]:
