@@ -198,7 +198,7 @@ def files():
         "another folder": lambda: open_it(params(), "none/" if rank else "new"),
         "fewer": lambda: open_it(params(), "a", resume=True, group=alone),
     }
-    return {name: message(case) for name, case in cases.items()}, Path(folder, "new0").exists()
+    return {name: message(case) for name, case in cases.items()}, Path(folder, f"new{rank}").exists()
 
 
 def checkpoint():

@@ -1,0 +1,288 @@
+"""What optimizers of several ranks have in common: each rank has its own store, and all step together or none.
+
+Contract: a step is done on all ranks or on none. Where one fails, the others roll back and all raise. After a crash
+ranks differ by one step at most, and resume from the smaller one. Without a process group there is one rank.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import distributed
+
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.training.integrations.process_group import Ranks
+from nearflash.training.integrations.run_files import Share, agree_on_files
+from nearflash.training.optimizers.optimizer import NearStorageOptimizer
+from nearflash.training.optimizers.store import OptimizerStore
+from nearflash.training.step.full_state import by_place
+from nearflash.training.step.report import Report
+
+__all__ = ["OWN", "CollectiveOptimizer"]
+
+OWN = ("params", "param_names")
+"""Of a group, what each rank has a part of; the rest is the same on all."""
+_SCALER = ("grad_scale", "found_inf")
+"""What torch.amp.GradScaler sets for a step."""
+
+
+class CollectiveOptimizer(torch.optim.Optimizer):
+    """An optimizer of parameters that ranks share, over one local optimizer on each; subclasses state who has what."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Iterable[Any], group: distributed.ProcessGroup | None, options: dict[str, Any]) -> None:
+        if options.get("overlap", "step") != "step":
+            raise CommandError(f"overlap must be 'step' with ranks, not {options['overlap']!r}: leave it out")
+        self._ranks = Ranks(group)
+        self._opened: NearStorageOptimizer | None = None
+        self._closed, self._total = False, 0.0
+        self._handles: dict[torch.Tensor, dict[str, int]] = {}
+        self.metadata: dict[str, Any] = {}
+        """See NearStorageOptimizer.metadata: each rank's is committed with its own state."""
+        super().__init__(params, {})
+
+    def _open(self, kind: type[NearStorageOptimizer], options: dict[str, Any]) -> None:
+        """Open this rank's optimizer, with the others."""
+        self.share, made = agree_on_files(self._ranks, options)
+        """Which part of which run this rank has."""
+        self._opened = self._ranks.together(
+            lambda: kind(self._local_groups(), sum_of_squares=lambda _: self._total, **options),
+            "opening",
+            undo=lambda opened: _discard(opened, made),
+        )
+        self.defaults = dict(self.local.defaults)
+        self._groups_from_local()
+        self._align()
+        self._follow(self._tensors)
+
+    # Of the subclass
+
+    @property
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        """All parameters, each once, in order."""
+        raise NotImplementedError
+
+    def _local_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups with this rank's tensors only, under the names that they have among all."""
+        raise NotImplementedError
+
+    def _agree(self) -> list[torch.Tensor]:
+        """Parameters of this step, on all ranks; sets `_total`, the sum of squares of all gradients."""
+        raise NotImplementedError
+
+    def _share_values(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give every rank the values that its tensors have after a step."""
+        raise NotImplementedError
+
+    def _collect_handles(self) -> dict[torch.Tensor, dict[str, int]]:
+        """Handles of all parameters that have state, on every rank."""
+        raise NotImplementedError
+
+    @property
+    def local(self) -> NearStorageOptimizer:
+        """This rank's optimizer."""
+        assert self._opened is not None, "it is opened in the constructor"
+        return self._opened
+
+    # As one rank's optimizer
+
+    @property
+    def steps(self) -> int:
+        """Committed steps, the same on every rank."""
+        return self.local.steps
+
+    @property
+    def report(self) -> Report:
+        """Traffic, stalls and timeline of this rank; the gradient norm is that of all tensors."""
+        return self.local.report
+
+    @property
+    def store(self) -> OptimizerStore:
+        """This rank's state on flash."""
+        return self.local.store
+
+    @property
+    def loss_scale(self) -> float:
+        """See NearStorageOptimizer.loss_scale: the same on every rank."""
+        return self.local.loss_scale
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times `loss_scale`: call backward on this."""
+        return self.local.scale_loss(loss)
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """See NearStorageOptimizer.accumulating; DistributedDataParallel.no_sync is what saves time here."""
+        return self.local.accumulating()
+
+    # torch.optim.Optimizer
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As the optimizer's, on all ranks together. Raises on all of them where one fails; then nothing was done."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._ranks.together(self._check, "stepping")
+        if not (active := self._agree()):
+            return loss
+        before = self.local.steps
+        self._ranks.together(
+            lambda: self._local_step(before),
+            "stepping",
+            undo=lambda _: self.local.rollback() if self.local.steps > before else None,
+        )
+        if self.local.steps > before:
+            self._share_values(active)
+            self._refresh()
+        return loss
+
+    def _local_step(self, before: int) -> None:
+        for mine, every in zip(self.local.param_groups, self.param_groups, strict=True):
+            for key in mine.keys() - every.keys() - set(OWN):
+                del mine[key]
+            mine.update({key: value for key, value in every.items() if key not in OWN})
+        self.local.metadata.clear()
+        self.local.metadata.update(self.share.join(self.metadata))
+        for name in _SCALER:
+            setattr(self.local, name, getattr(self, name, None))
+        try:
+            self.local.step()
+        except BaseException:
+            if self.local.steps > before:
+                with suppress(StateError):  # then the next opening aligns the ranks
+                    self.local.rollback()
+            raise
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load hyper-parameters from a `state_dict()`, of any rank: its handles must be those of these stores now.
+
+        Raises StateError for other stores, or another step.
+        """
+        check = self.register_load_state_dict_pre_hook(lambda _, given: self._without_handles(given))
+        try:  # after the hooks that the caller has registered
+            super().load_state_dict(state_dict)
+        finally:
+            check.remove()
+            self._refresh_from_handles()
+
+    # State
+
+    def rollback(self) -> None:
+        """See NearStorageOptimizer.rollback: on all ranks together.
+
+        Where it fails on some ranks only they are a step apart, and the next opening aligns them.
+        """
+        self._ranks.together(self.local.rollback, "rolling back", undo=lambda _: self.close())
+        self._follow(self._tensors)
+
+    @torch.no_grad()
+    def accept_parameters(self) -> None:
+        """See NearStorageOptimizer.accept_parameters: on all ranks together; each tensor's values are its rank's.
+
+        Where it fails on some ranks only, the optimizer is closed.
+        """
+        self._check()
+        self._ranks.together(self.local.accept_parameters, "accepting parameters", undo=lambda _: self.close())
+        self._follow(self._tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.local.__getstate__()
+
+    def close(self) -> None:
+        """See NearStorageOptimizer.close."""
+        self._closed = True
+        self.local.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Opening
+
+    def _align(self) -> None:
+        """Ranks that are a step ahead, as a crash came between, roll back."""
+        steps = [steps for (steps,) in self._ranks.gather([self.local.steps])]
+        if max(steps) - min(steps) > 1:
+            self.close()
+            raise StateError(f"ranks must be at the same step, or one apart, not at {steps}; open files of one run")
+        self._ranks.together(lambda: self.local.rollback() if self.local.steps > min(steps) else None, "rolling back")
+
+    # Tensors, groups, handles
+
+    def _groups_from_local(self) -> None:
+        for mine, every in zip(self.local.param_groups, self.param_groups, strict=True):
+            every.update({key: value for key, value in mine.items() if key not in OWN})
+
+    def _load_groups(self, state_dict: dict[str, Any]) -> None:
+        """Hyper-parameters of a full state, by torch's own way."""
+        super().load_state_dict(state_dict | {"state": {}})
+
+    def _follow(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Bring `tensors`, `state` and `metadata` to what the stores have now."""
+        self._share_values(tensors)
+        self._refresh()
+        self.metadata = Share.split(self.local.metadata)[1]
+
+    def _refresh(self) -> None:
+        """Make `state` the handles of all tensors that have state, on every rank."""
+        self._handles = self._collect_handles()
+        self._layout: list[list[int]] = [list(map(id, dict.fromkeys(group["params"]))) for group in self.param_groups]
+        self._refresh_from_handles()
+
+    def _check(self) -> None:
+        """Raise StateError after close, and for groups or state that others edited."""
+        if self._closed:
+            raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
+        given = [list(map(id, dict.fromkeys(group["params"]))) for group in self.param_groups]
+        if given != self._layout:
+            raise StateError(
+                'group["params"] must be the tensors that the optimizer was constructed with, in their groups, not '
+                "edited: use add_param_group, or construct a new optimizer, on another path"
+            )
+        held = {tensor: handle for tensor, handle in self.state.items() if handle}
+        plain = all(type(value) is int for handle in held.values() for value in handle.values())
+        if not plain or held != self._handles:
+            raise StateError(
+                "state must be changed by this optimizer only, as it holds handles to what is on flash: use "
+                "load_full_state_dict, or construct a new optimizer, on another path"
+            )
+
+    def _refresh_from_handles(self) -> None:
+        self.state.clear()
+        self.state.update({tensor: dict(handle) for tensor, handle in self._handles.items()})
+
+    def _without_handles(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The dict with no state, once its handles are those of the stores now. Raises StateError."""
+        if missing := [key for key in ("state", "param_groups") if key not in state_dict]:
+            raise StateError(f"state_dict must have {' and '.join(missing)}, as `state_dict()` gives it")
+        given = by_place(state_dict)
+        wanted = {index: self._handles.get(tensor, {}) for index, tensor in enumerate(self._tensors)}
+        if not given or any(
+            not state or wanted.get(index, {}).keys() != state.keys() for index, state in given.items()
+        ):
+            raise StateError(
+                f"state_dict must come from a {type(self).__name__} (it holds handles to the state files), not from "
+                "another optimizer; use load_full_state_dict for that"
+            )
+        for index, state in given.items():
+            for key, mine in wanted[index].items():
+                if int(state[key]) != mine:
+                    raise StateError(
+                        f"state_dict must be of {key.removeprefix('nearflash_')} {mine} as in the open state files "
+                        f"(tensor {index}), not {state[key]!r}; open the state files that belong to it"
+                    )
+        return state_dict | {"state": {}}
+
+
+def _discard(opened: NearStorageOptimizer, files: Sequence[Path]) -> None:
+    """Close an optimizer and remove the files that it made, as other ranks made none."""
+    opened.close()
+    for path in files:
+        if path.is_file():
+            path.unlink()
