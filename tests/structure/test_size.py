@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 55_800, "rtl": 25_200, "sim": 15_300, "hls": 100, "tests": 62_800}
+LINES = {"host": 56_300, "rtl": 25_200, "sim": 15_300, "hls": 100, "tests": 63_500}
 
 
 @pytest.mark.parametrize("top", LINES)

@@ -190,7 +190,9 @@ for count in (1, 2):
 os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0 and done.stdout.count("must be a plain tensor, not a DTensor") == 2, done.stderr
+    assert (
+        done.returncode == 0 and done.stdout.count("must be a plain tensor, not a DTensor: use ShardedOptimizer") == 2
+    ), done.stderr
 
 
 def test_all_frozen_is_no_error(open_optimizer):

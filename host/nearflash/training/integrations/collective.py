@@ -4,7 +4,7 @@ Contract: a step is done on all ranks or on none. Where one fails, the others ro
 ranks differ by one step at most, and resume from the smaller one. Without a process group there is one rank.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -218,6 +218,29 @@ class CollectiveOptimizer(torch.optim.Optimizer):
     def _groups_from_local(self) -> None:
         for mine, every in zip(self.local.param_groups, self.param_groups, strict=True):
             every.update({key: value for key, value in mine.items() if key not in OWN})
+
+    def _read_full(self, state_dict: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """State of a full state dict by parameter. Raises StateError for one of other groups."""
+        if missing := [key for key in ("state", "param_groups") if key not in state_dict]:
+            raise StateError(f"state_dict must have {' and '.join(missing)}, as `full_state_dict()` gives it")
+        sizes = [
+            [len(group["params"]) for group in groups] for groups in (self.param_groups, state_dict["param_groups"])
+        ]
+        given = by_place(state_dict)
+        if sizes[0] != sizes[1] or not given.keys() <= set(range(len(self._tensors))):
+            raise StateError(
+                f"state_dict must be of groups of {sizes[0]} tensors, as this optimizer's, not of {sizes[1]} (with "
+                f"state of {list(state_dict['state'])}): construct the optimizer as for the run that it is of"
+            )
+        return given
+
+    def _local_param_groups(self, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Hyper-parameters of a full state's groups, for the local optimizer's tensors."""
+        return [
+            {key: value for key, value in theirs.items() if key not in OWN}
+            | {key: mine[key] for key in OWN if key in mine}
+            for mine, theirs in zip(self.local.state_dict()["param_groups"], given, strict=True)
+        ]
 
     def _load_groups(self, state_dict: dict[str, Any]) -> None:
         """Hyper-parameters of a full state, by torch's own way."""

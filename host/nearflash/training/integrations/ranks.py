@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-from nearflash.abi.errors import CommandError, StateError
-from nearflash.training.integrations.collective import OWN, CollectiveOptimizer
+from nearflash.abi.errors import CommandError
+from nearflash.training.integrations.collective import CollectiveOptimizer
 from nearflash.training.integrations.rank_gradients import agree_on_gradients, agree_on_norm
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
-from nearflash.training.step.full_state import MASTER, by_place
+from nearflash.training.step.full_state import MASTER
 
 __all__ = ["RankedOptimizer", "assign_ranks"]
 
@@ -169,22 +169,7 @@ class RankedOptimizer(CollectiveOptimizer):
 
     def _share_of(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's share of a full state dict, for its own optimizer. Raises StateError for what does not fit."""
-        if missing := [key for key in ("state", "param_groups") if key not in state_dict]:
-            raise StateError(f"state_dict must have {' and '.join(missing)}, as `full_state_dict()` gives it")
-        sizes = [
-            [len(group["params"]) for group in groups] for groups in (self.param_groups, state_dict["param_groups"])
-        ]
-        given = by_place(state_dict)
-        if sizes[0] != sizes[1] or not given.keys() <= set(range(len(self._rank_of))):
-            raise StateError(
-                f"state_dict must be of groups of {sizes[0]} tensors, as this optimizer's, not of {sizes[1]} (with "
-                f"state of {list(state_dict['state'])}): construct the optimizer as for the run that it is of"
-            )
+        given = self._read_full(state_dict)
         indices = [index for index, rank in enumerate(self._rank_of.values()) if rank == self._ranks.rank]
         state = {local_index: given[index] for local_index, index in enumerate(indices) if index in given}
-        groups = [
-            {key: value for key, value in theirs.items() if key not in OWN}
-            | {key: mine[key] for key in OWN if key in mine}
-            for mine, theirs in zip(self.local.state_dict()["param_groups"], state_dict["param_groups"], strict=True)
-        ]
-        return {"state": state, "param_groups": groups}
+        return {"state": state, "param_groups": self._local_param_groups(state_dict["param_groups"])}

@@ -53,7 +53,8 @@ def _unreadable(tensor: torch.Tensor) -> str | None:
     if torch.nn.parameter.is_lazy(tensor):
         return "be initialised: call the model once before the optimizer is made"
     if _has_data_of_its_own_kind(tensor):
-        return f"be a plain tensor, not a {type(tensor).__name__}: {_GIVE}"
+        give = "use ShardedOptimizer" if type(tensor).__name__ == "DTensor" else _GIVE
+        return f"be a plain tensor, not a {type(tensor).__name__}: {give}"
     if tensor.layout is not torch.strided:
         return f"be strided, not {tensor.layout}: use tensor.to_dense()"
     if tensor.device.type not in _DEVICES:

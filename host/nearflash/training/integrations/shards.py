@@ -1,0 +1,278 @@
+"""Optimizers of sharded parameters (FSDP2): each rank updates its shards beside its own drives.
+
+    for block in model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = ShardedOptimizer(model.parameters(), path="/nvme/run", lr=1e-3, max_grad_norm=1.0)
+
+Parameters are DTensors of any mesh, each dimension of it Shard or Replicate, and shards may be uneven or empty; plain
+tensors beside them must have the same values and gradients on every rank. A rank's state is in `rank<r>.state` in the
+folder `path`, which may be another one on each rank. Nothing crosses between ranks but the sum of squares of their
+gradients and whether a step worked. Without a limit of the norm, results are to the bit those of one rank with the
+same gradients; with one they differ by how the sum of squares is rounded.
+
+Contract: see nearflash.training.integrations.collective. `state` holds handles, the same on every rank, and is never
+empty once there is state, so that torch.distributed.checkpoint takes no step to fill it. A checkpoint of any step is
+`snapshot`, beside that of the model; for another number of ranks it is `full_state_dict`, whose DTensors
+torch.distributed.checkpoint saves and reshards.
+
+Limits: overlap="backward" is rejected. Every rank must have an element of a parameter. A shard must stay in its memory:
+move and cast the model before the optimizer is made.
+
+Source: torch.distributed.fsdp.fully_shard; ZeRO stages 2 and 3 (Rajbhandari et al. 2020).
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from nearflash.abi.errors import CommandError, FormatError, ShapeError, StateError
+from nearflash.training.integrations.collective import CollectiveOptimizer
+from nearflash.training.optimizers.adam import NearStorageAdamW
+from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
+from nearflash.training.step.norm import sum_of_squares
+
+__all__ = ["ShardedOptimizer"]
+
+
+class ShardedOptimizer(CollectiveOptimizer):
+    """A near-storage optimizer of class `kind` over the shards of all ranks of the process group `group`.
+
+    params: as the optimizer's, in the same order on every rank. path: folder of this rank's state file, or one for each
+    device. The rest of `options` is of this rank's part. Raises as `kind`, FormatError for a placement that is neither
+    Shard nor Replicate, StateError where the files are not those of all ranks of one run.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        kind: type[NearStorageOptimizer] = NearStorageAdamW,
+        group: distributed.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        self._local_of: dict[torch.Tensor, torch.Tensor] = {}
+        super().__init__(params, group, options)
+        if "path" in options:
+            options["path"] = _own_paths(options["path"], self._ranks.rank)
+        self._open(kind, options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As `kind`'s, on all ranks together. Raises as there."""
+        super().add_param_group(param_group)
+        group, number = self.param_groups[-1], len(self.param_groups) - 1
+        try:
+            named = zip(_names(group, number), group["params"], strict=True)
+            added = {parameter: _view_local(name, parameter) for name, parameter in named}
+            self._local_of |= added
+            if self._opened is not None:
+                self._ranks.together(
+                    lambda: self.local.add_param_group(self._local_groups()[-1]),
+                    "adding a group",
+                    undo=lambda _: self.close(),
+                )
+        except BaseException:
+            self.param_groups.pop()
+            for parameter in group["params"]:
+                self._local_of.pop(parameter, None)
+            raise
+        if self._opened is not None:
+            self._groups_from_local()
+            self._follow(added)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """As the optimizer's, on all ranks together. Raises on all of them where one fails; then nothing was done.
+
+        CommandError, too, where a parameter has a gradient on some ranks only, FormatError for a gradient that is not
+        sharded as its parameter.
+        """
+        try:
+            return super().step(closure)
+        finally:  # zero_grad frees what the parameters have, and must free it all
+            for parameter, local in self._local_of.items():
+                if local is not parameter:
+                    local.grad = None
+
+    # State
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Any]:
+        """The whole state as torch.optim has it for these parameters: DTensors, of which each rank has its shards."""
+        mine = self._ranks.together(self.local.full_state_dict, "reading")["state"]
+        state = {
+            index: {name: _as_shard(name, value, parameter) for name, value in mine[index].items()}
+            for index, parameter in enumerate(self._local_of)
+            if index in mine
+        }
+        return super().state_dict() | {"state": state}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from `full_state_dict`, that of torch's optimizer, or whole tensors, the same on every rank.
+
+        See NearStorageOptimizer.load_full_state_dict.
+        """
+        parameters = list(self._local_of)
+        given = self._ranks.together(lambda: self._check_full(state_dict), "loading")
+        state = {
+            index: {name: _own_part(name, value, parameters[index]) for name, value in values.items()}
+            for index, values in given.items()
+        }
+        share = {"state": state, "param_groups": self._local_param_groups(state_dict["param_groups"])}
+        self._ranks.together(
+            lambda: self.local.load_full_state_dict(share), "loading", undo=lambda _: self.local.rollback()
+        )
+        self._load_groups(state_dict)
+        self._follow(self._tensors)
+
+    def snapshot(self, folder: str | Path, *, replacing: bool = False) -> list[Path]:
+        """Files of the last committed step in `folder`/rank<r>, on all ranks together; returns this rank's.
+
+        Raises as OptimizerStore.snapshot.
+        """
+        own = Path(folder) / f"rank{self._ranks.rank}"
+        return self._ranks.together(lambda: self.store.snapshot(own, replacing=replacing), "saving")
+
+    @torch.no_grad()
+    def restore(self, folder: str | Path) -> int:
+        """Be at the step of a `snapshot` of as many ranks; returns the step. See NearStorageOptimizer.restore.
+
+        Where it fails on some ranks only, the optimizer is closed.
+        """
+        own = Path(folder) / f"rank{self._ranks.rank}"
+        self._ranks.together(lambda: self.local.restore(own), "restoring", undo=lambda _: self.close())
+        self._align()
+        self._follow(self._tensors)
+        return self.steps
+
+    # Parameters and their shards
+
+    @property
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        return list(self._local_of)
+
+    def _local_groups(self) -> list[dict[str, Any]]:
+        return [
+            group | {"params": [self._local_of[one] for one in group["params"]], "param_names": _names(group, number)}
+            for number, group in enumerate(self.param_groups)
+        ]
+
+    def _agree(self) -> list[torch.Tensor]:
+        parameters = list(self._local_of)
+        every = self._ranks.gather([parameter.grad is not None for parameter in parameters])
+        if uneven := [index for index, there in enumerate(zip(*every, strict=True)) if any(there) and not all(there)]:
+            raise CommandError(
+                f"parameter {uneven[0]} must have a gradient on every rank or on none, not on some; nothing was "
+                "updated: call the same modules on every rank"
+            )
+        self._ranks.together(self._take_gradients, "stepping")
+        counted = (
+            local.grad
+            for parameter, local in self._local_of.items()
+            if local.grad is not None and local.numel() and self._is_counted(parameter)
+        )
+        words = self._ranks.gather(struct.unpack("<Q", struct.pack("<d", sum_of_squares(counted))))
+        self._total = sum(struct.unpack("<d", struct.pack("<Q", word))[0] for (word,) in words)
+        return [parameter for parameter in parameters if parameter.grad is not None]
+
+    def _take_gradients(self) -> None:
+        """Give each shard its gradient. Raises FormatError for one that is sharded otherwise."""
+        for index, (parameter, local) in enumerate(self._local_of.items()):
+            gradient = parameter.grad
+            if not isinstance(parameter, DTensor) or gradient is None:
+                continue
+            if not isinstance(gradient, DTensor) or gradient.placements != parameter.placements:
+                raise FormatError(
+                    f"gradient of parameter {index} must be sharded as the parameter, {parameter.placements}, not "
+                    f"{getattr(gradient, 'placements', 'whole')}; nothing was updated: redistribute it before the step"
+                )
+            local.grad = gradient.to_local()
+
+    def _is_counted(self, parameter: torch.Tensor) -> bool:
+        """Whether this rank's part counts for the norm: of replicas the first one's."""
+        if not isinstance(parameter, DTensor):
+            return self._ranks.rank == 0
+        place = parameter.device_mesh.get_coordinate() or ()
+        return all(at == 0 for at, one in zip(place, parameter.placements, strict=True) if one.is_replicate())
+
+    def _share_values(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Do nothing: shards are in the parameters' own memory, and replicas of equal gradients are equal."""
+
+    def _collect_handles(self) -> dict[torch.Tensor, dict[str, int]]:
+        steps, identity, commits = HANDLE
+        state = self.local.state
+        return {
+            parameter: {steps: state[local][steps], identity: self.share.run, commits: state[local][commits]}
+            for parameter, local in self._local_of.items()
+            if local in state
+        }
+
+    def _check(self) -> None:
+        super()._check()
+        for index, (parameter, local) in enumerate(self._local_of.items()):
+            if isinstance(parameter, DTensor) and parameter.to_local().data_ptr() != local.data_ptr():
+                raise StateError(
+                    f"parameter {index} must stay in its memory: construct the optimizer after the model was moved, "
+                    "cast and sharded"
+                )
+
+    def _check_full(self, state_dict: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """State by parameter. Raises StateError, ShapeError for what does not fit."""
+        given = self._read_full(state_dict)
+        for index, parameter in enumerate(self._local_of):
+            for name, value in given.get(index, {}).items():
+                if name != "step" and value.shape != parameter.shape:
+                    raise ShapeError(
+                        f"{name} of parameter {index} must have the shape {tuple(parameter.shape)}, not "
+                        f"{tuple(value.shape)}"
+                    )
+        return given
+
+
+def _names(group: Mapping[str, Any], number: int) -> list[str]:
+    return list(group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))]))
+
+
+def _own_paths(path: Any, rank: int) -> Any:
+    """State file of a rank in each folder; what is no path stays, for the optimizer's own error."""
+    if isinstance(path, str | Path):
+        return Path(path) / f"rank{rank}.state"
+    return [_own_paths(one, rank) for one in path] if isinstance(path, list | tuple) else path
+
+
+@torch.no_grad()
+def _view_local(name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter, in the same memory. Raises FormatError for a placement without a part."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    if wrong := [place for place in parameter.placements if not (place.is_shard() or place.is_replicate())]:
+        raise FormatError(f"parameter {name!r} must be placed as Shard or Replicate, not {wrong[0]}")
+    return torch.nn.Parameter(parameter.to_local(), parameter.requires_grad)
+
+
+def _as_shard(name: str, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A rank's part of the value `name` as a tensor that is sharded as the parameter."""
+    if name == "step" or not isinstance(parameter, DTensor):
+        return value
+    local, mesh, shape = value.to(parameter.to_local().device), parameter.device_mesh, parameter.shape
+    stride = parameter.stride()
+    return DTensor.from_local(local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+
+
+def _own_part(name: str, value: Any, parameter: torch.Tensor) -> Any:
+    """This rank's part of a whole value `name`, or of one that is sharded in any way."""
+    if name == "step":
+        return value
+    if not isinstance(parameter, DTensor):
+        return value.full_tensor() if isinstance(value, DTensor) else value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    if isinstance(value, DTensor):
+        same = (value.device_mesh, value.placements) == (mesh, placements)
+        return (value if same else value.redistribute(mesh, placements)).to_local()
+    return distribute_tensor(value.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local()
