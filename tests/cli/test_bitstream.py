@@ -69,7 +69,8 @@ def test_list_shows_evidence_cells_and_files(capsys, desk):
     code, out, _ = run(capsys, "list")
     assert code == 0 and out.splitlines() == [
         "desk: Someone's board, xc7z020clg400-1, open flow",
-        "  update  routed, 45.0 MHz, 40 LUT (40%), 50 FF (25%), 1 DSP (25%), 0.5 BRAM36 (11%); update.bit, update.hwh",
+        "  update  routed, Fmax 45.0 MHz, runs at 40.0 MHz, 40 LUT (40%), 50 FF (25%), 1 DSP (25%), 0.5 BRAM36 (11%); "
+        "update.bit, update.hwh",
         "  attend  not built",
     ]
     change(desk, fmax_hz=0, evidence="synthesised", files={})

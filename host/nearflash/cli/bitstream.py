@@ -89,7 +89,8 @@ def _list(arguments: argparse.Namespace) -> int:
                 print(f"  {kernel:<8}not built")
                 continue
             used, there = manifest.utilisation, board.resources
-            fmax = f"{manifest.fmax_hz / 1e6:.1f} MHz" if manifest.fmax_hz else "no Fmax"
+            clocks = f"Fmax {manifest.fmax_hz / 1e6:.1f} MHz, runs at {manifest.clock_hz / 1e6:.1f} MHz"
+            fmax = clocks if manifest.fmax_hz else "no Fmax"
             cells = ", ".join(
                 f"{getattr(used, name):g} {name.upper()} ({getattr(used, name) / getattr(there, name):.0%})"
                 for name in ("lut", "ff", "dsp", "bram36")

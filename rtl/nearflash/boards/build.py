@@ -58,7 +58,7 @@ def build_board(board: Board, kernel: str | None = None, *, package_only: bool =
 
 def _figures(board: Board, made: BuildManifest) -> str:
     cells = made.utilisation
-    speed = f"{made.fmax_hz / 1e6:.1f} MHz, runs at {made.clock_hz / 1e6:.1f} MHz"
+    speed = f"Fmax {made.fmax_hz / 1e6:.1f} MHz, runs at {made.clock_hz / 1e6:.1f} MHz"
     area = f"{cells.lut} LUT, {cells.ff} FF, {cells.dsp} DSP, {cells.bram36:g} BRAM36"
     return f"{board.name}/{made.kernel}: {speed}; {area}; 0 bits differ"
 

@@ -36,7 +36,7 @@ def test_all_kernels_of_a_board_are_built(built, capsys):
         ("pynq-z2", "attend"),
     ]
     assert all(work.parts[-4:] == ("build", "boards", "pynq-z2", kernel) for _, kernel, work in built)
-    expected = "pynq-z2/update: 101.5 MHz, runs at 100.0 MHz; 10 LUT, 20 FF, 3 DSP, 1.5 BRAM36; 0 bits differ\n"
+    expected = "pynq-z2/update: Fmax 101.5 MHz, runs at 100.0 MHz; 10 LUT, 20 FF, 3 DSP, 1.5 BRAM36; 0 bits differ\n"
     assert capsys.readouterr().out.startswith(expected)
 
 

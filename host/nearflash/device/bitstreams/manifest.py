@@ -45,7 +45,7 @@ class BuildManifest:
     """SHA-256 (hex) of each file beside the manifest, by name."""
     utilisation: Resources
     clock_hz: int
-    """Clock that the bitstream is meant to run at, Hz: at most fmax_hz."""
+    """Clock that the bitstream is meant to run at, Hz: at most `derating` of fmax_hz."""
     fmax_hz: int
     """Highest clock of the timing model, Hz; 0 where none was computed."""
     critical_path: tuple[str, ...]
@@ -54,6 +54,10 @@ class BuildManifest:
     """One of EVIDENCE."""
     logic_depth: float = 0.0
     """LUT levels of the longest path, as Yosys estimates them; 0 where it was routed."""
+    timing_model: str = "none"
+    """What computed fmax_hz, and what it leaves out; `none` where nothing did."""
+    derating: float = 1.0
+    """Fraction of fmax_hz that the clock keeps to, for what the timing model leaves out."""
 
     def __post_init__(self) -> None:
         digests = {"digest": self.digest, "design": self.design, **self.files}
@@ -63,8 +67,13 @@ class BuildManifest:
             raise BitstreamError(f"manifest: files must be names of files beside it, not {hidden[0]!r}")
         if self.evidence not in EVIDENCE:
             raise BitstreamError(f"manifest: evidence must be one of {', '.join(EVIDENCE)}, not {self.evidence!r}")
-        if self.fmax_hz and self.clock_hz > self.fmax_hz:
-            raise BitstreamError(f"manifest: clock_hz must be at most fmax_hz, {self.fmax_hz}, not {self.clock_hz}")
+        if not 0 < self.derating <= 1:
+            raise BitstreamError(f"manifest: derating must be above 0 and at most 1, not {self.derating}")
+        if self.fmax_hz and self.clock_hz > self.fmax_hz * self.derating:
+            share = "" if self.derating == 1 else f"{self.derating} of "
+            raise BitstreamError(
+                f"manifest: clock_hz must be at most {share}fmax_hz, {self.fmax_hz}, not {self.clock_hz}"
+            )
 
     @property
     def kernel(self) -> str:

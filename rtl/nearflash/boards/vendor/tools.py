@@ -93,6 +93,7 @@ def keep_bitstream(
         ),
         clock_hz=board.clock_hz, fmax_hz=int(1e9 / (1e9 / board.clock_hz - slack_ns)),
         critical_path=(figures["startpoint_pin"], figures["endpoint_pin"]), evidence="routed",
+        timing_model="Vivado",
     )  # fmt: skip
     manifest.check_limits(board)
     for path in (bitstream, handoff):
