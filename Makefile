@@ -17,8 +17,8 @@ FAMILY ?= xcup
 CONFIG ?= smartssd
 BOARD ?= pynq-z2
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check test test-full durations test-rest drivers sim hls-test lint format docs bench baseline synth bitstream vivado \
-    xclbin formal mutation emit clean
+.PHONY: help venv demo check test test-full durations test-rest drivers board-wheel board-image sim hls-test lint format \
+    docs bench baseline synth bitstream vivado xclbin formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -94,6 +94,12 @@ baseline: venv ## DeepSpeed in .venv-deepspeed, for nearflash bench train
 
 synth: venv ## resources of one kernel: make synth KERNEL=update FAMILY=xcup CONFIG=smartssd
 	$(NEARFLASH) synth $(KERNEL) --family $(FAMILY) --config $(CONFIG)
+
+board-wheel: venv ## nearflash for a Zynq board's own Python, with its bitstreams: build/board/nearflash_board-….whl
+	$(PY) .ci/board_wheel.py build/board
+
+board-image: venv ## the board's wheel under emulated armv7l, and under NEARFLASH_PYTHON310 where it is given; as root
+	bash .ci/board_image.sh
 
 bitstream: venv ## a board's bitstreams without vendor tools: make bitstream BOARD=pynq-z2 [KERNEL=update]
 	$(NEARFLASH) bitstream build $(BOARD) $(if $(filter command line,$(origin KERNEL)),--kernel $(KERNEL))

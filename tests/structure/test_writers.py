@@ -12,6 +12,7 @@ BUILD = "a build folder, whose files nobody else reads, and which takes its name
 SCRATCH = "a folder of this process's own, with a name that nobody knows, which goes when it ends"
 EXCEPT = {
     "host/nearflash/support/files.py": "the writer itself",
+    "host/nearflash/device/backends/pynq/lock.py": "a lock in /run, which says until the board restarts what is loaded",
     "host/nearflash/storage/io/direct.py": "makes the large files that are written in place, each under its own lock",
     "host/nearflash/support/process.py": "/proc",
     "host/nearflash/training/checks/edits.py": "a copy in memory, not a file",

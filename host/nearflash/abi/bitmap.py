@@ -8,11 +8,11 @@ All is little endian; every section begins at a multiple of 64 bytes and is padd
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self
 
 from nearflash.abi.crc import crc32c
 from nearflash.abi.errors import FormatError, ShapeError, StreamError
 from nearflash.abi.formats import BF16, FP16, INT4, INT8, NumberFormat
+from nearflash.abi.python310 import Self
 from nearflash.abi.topk import StreamFault
 
 __all__ = [

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from nearflash.abi.errors import CommandError, ConfigError
+from nearflash.abi.python310 import StrEnum
 
 __all__ = ["Access", "Field", "Register", "RegisterMap"]
 

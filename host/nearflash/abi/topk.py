@@ -8,11 +8,11 @@ All is little endian; each section is padded with zeros to a multiple of 8 bytes
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self
 
 from nearflash.abi.crc import crc32c
 from nearflash.abi.errors import CommandError, StreamError
 from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat
+from nearflash.abi.python310 import Self
 
 __all__ = [
     "FAULT_TEXTS",

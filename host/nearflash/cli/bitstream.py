@@ -159,7 +159,7 @@ def _copy(manifest: Any, target: str) -> None:
     names = ["board.toml", f"{manifest.kernel}.json", *manifest.files]
     paths = {f"{manifest.board}/{name}": manifest.folder / name for name in names}
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
+    with tarfile.TarFile(fileobj=packed, mode="w") as archive:
         for name, path in paths.items():
             archive.add(path, name, filter=_without_owner)
     command = f"mkdir -p -- {folder} && tar -xf - -C {folder} && cd -- {folder} && sha256sum -- {' '.join(paths)}"

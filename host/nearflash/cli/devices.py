@@ -1,12 +1,13 @@
 """`nearflash devices`: which devices there are, and the rates of a drive."""
 
 import argparse
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import NearflashError
 from nearflash.abi.kernel.config import CONFIGS
+from nearflash.abi.python310 import UTC
 
 __all__ = ["add"]
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from nearflash import abi
@@ -22,6 +22,7 @@ from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.bench.runner import print_rows, with_origin
 from nearflash.cli import bench, bitstream, devices, emit, selftest
 from nearflash.cli.help import HelpFormatter, set_formatter
+from nearflash.support.release import release
 
 __all__ = ["GROUPS", "main", "make_parser"]
 
@@ -151,7 +152,7 @@ def make_parser(called: str | None = None, *, everything: bool = False) -> argpa
     parser.add_argument(
         "--version",
         action="version",
-        version=f"nearflash {version('nearflash')}, abi {abi.ABI_VERSION}",
+        version=f"nearflash {release()}, abi {abi.ABI_VERSION}",
         help="Show the versions of nearflash and of its device contract.",
     )
     parser.add_argument("--verbose", action="store_true", help="Show progress bars and warnings of model loaders.")

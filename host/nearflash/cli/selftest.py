@@ -10,7 +10,7 @@ _EXAMPLES = """examples:
   nearflash selftest --device verilator
   nearflash selftest --device verilator --kernel attend
   nearflash selftest --device host:expand-tiny --columns 512 --record run.jsonl
-  sudo -E nearflash selftest --device pynq:expand-pynq-z2 --record board.jsonl
+  nearflash selftest --device pynq:expand-pynq-z2 --record board.jsonl
 """
 
 

@@ -6,7 +6,7 @@ another.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AddressError, UnknownDeviceError
 from nearflash.abi.kernel.commands import Command, Completion
 from nearflash.abi.kernel.config import KernelConfig
+from nearflash.abi.python310 import Self
 
 __all__ = ["Buffer", "Device", "Identity", "LinkBytes"]
 

@@ -20,8 +20,9 @@ __all__ = ["DEFAULT_BYTES", "PAGE_BYTES", "Memory", "SimulatedBuffer", "Simulate
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named from Python 3.13 on
-DEFAULT_BYTES = 4 << 30
-"""Default size of a simulated memory, bytes: one DDR4 bank of a SmartSSD. Untouched pages cost nothing."""
+DEFAULT_BYTES = 4 << 30 if sys.maxsize > 1 << 32 else 256 << 20
+"""Default size of a simulated memory, bytes: one DDR4 bank of a SmartSSD. Untouched pages cost nothing, but addresses,
+of which a 32-bit processor has few."""
 
 
 def anonymous(size_bytes: int) -> NDArray[np.uint8]:

@@ -13,9 +13,8 @@ import secrets
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,9 +22,11 @@ from nearflash.abi import ABI_VERSION, errors
 from nearflash.abi.errors import CommandError, DigestError, NearflashError, ReplayError, StreamError, UnknownDeviceError
 from nearflash.abi.kernel.commands import Command, Completion
 from nearflash.abi.kernel.config import config as named_config
+from nearflash.abi.python310 import Self
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import anonymous
 from nearflash.support.files import open_regular, read_text, replace_file
+from nearflash.support.release import release
 
 __all__ = ["VARIABLE", "RecordingDevice", "ReplayDevice", "seal_line"]
 
@@ -61,7 +62,7 @@ class _Writer(_Journal):
         header = {
             "magic": MAGIC,
             "version": VERSION,
-            "generator": f"nearflash {version('nearflash')}, {identity.name}",
+            "generator": f"nearflash {release()}, {identity.name}",
             "abi_version": identity.abi_version,
             "config": identity.config.full_name,
             "digest": f"{identity.digest64:016x}",

@@ -5,7 +5,6 @@ A valid checksum tells that a table is what was written, not that it was written
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from types import UnionType
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from nearflash.abi.errors import StateError
+from nearflash.abi.python310 import tomllib
 from nearflash.support.files import MAX_TEXT_BYTES, read_text
 
 __all__ = ["Rule", "TableReader", "at_least_zero", "brief", "check_fields", "check_integers", "read_json", "read_toml"]

@@ -6,12 +6,12 @@ formulas).
 
 import math
 from abc import ABC
-from enum import StrEnum
 from typing import Any, ClassVar
 
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import FP32_MIN_NORMAL, fp32_round
 from nearflash.abi.optimizers.state import StateFormat
+from nearflash.abi.python310 import StrEnum
 
 __all__ = ["OptimizerStep", "Profile", "TwoBetas", "non_negative", "unit_interval"]
 

@@ -14,9 +14,9 @@ Source: Open Compute Project, Microscaling Formats 1.0 (the scale and the elemen
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from nearflash.abi.formats import FP32
+from nearflash.abi.python310 import StrEnum
 
 __all__ = [
     "BLOCK_PARAMS",

@@ -14,14 +14,14 @@ from nearflash.device.bitstreams import BuildManifest, load_board, load_manifest
 from nearflash.device.memory import Memory
 from nearflash.device.registers import RegisterDevice
 
-__all__ = ["BoardDevice", "use_p2p", "verified"]
+__all__ = ["BoardDevice", "use_p2p", "verify_build"]
 
 P2P = "NEARFLASH_P2P"
 """Environment variable; 0: buffers without a window for direct I/O, as where the board has none."""
 _ALL_ONES = 0xFFFF_FFFF
 
 
-def verified(config: KernelConfig) -> BuildManifest:
+def verify_build(config: KernelConfig) -> BuildManifest:
     """The manifest of this build, its files compared with it.
 
     Raises ConfigError where the board has no such build, BitstreamError where it was not built or its files were

@@ -128,12 +128,13 @@ class Board:
 
 
 def bitstreams_root() -> Path:
-    """The folder `bitstreams`: the environment's NEARFLASH_BITSTREAMS, else that of the source tree.
+    """The folder `bitstreams`: the environment's NEARFLASH_BITSTREAMS, else that of the source tree or a board's wheel.
 
-    Raises ConfigError where neither exists.
+    Raises ConfigError where none exists.
     """
     given = os.environ.get("NEARFLASH_BITSTREAMS")
-    root = Path(given).resolve() if given else Path(__file__).parents[4] / "bitstreams"
+    package, tree = Path(__file__).parents[2] / "bitstreams", Path(__file__).parents[4] / "bitstreams"
+    root = Path(given).resolve() if given else package if package.is_dir() else tree
     if not root.is_dir():
         raise ConfigError(f"NEARFLASH_BITSTREAMS must name the folder bitstreams of a source tree, not {str(root)!r}")
     return root

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, bitmap_error
 from nearflash.abi.kernel.commands import Command, Completion
 from nearflash.abi.kernel.config import ExpandConfig, expand_config
 from nearflash.abi.kernel.expand import ExpandCommand
+from nearflash.abi.python310 import Self
 from nearflash.abi.topk import StreamFault
 from nearflash.device.base import Device
 from nearflash.device.checked import port_beats

@@ -1,7 +1,7 @@
 """Test vectors: one head with its tensors, and how a kernel's result differs from the model's."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import HeadCompletion
 from nearflash.abi.attention.faults import REFERENCE_FAULTS
+from nearflash.abi.python310 import Self
 from nearflash.model.attention.head import HeadResult, attend, attend_repeated
 from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.model.attention.memory.traffic import traffic
@@ -38,9 +39,9 @@ class TestVector:
         cls,
         settings: HeadSettings,
         page_tag: PageTag,
-        q: NDArray[np.floating[Any]],
-        k: NDArray[np.floating[Any]],
-        v: NDArray[np.floating[Any]],
+        q: "NDArray[np.floating[Any]]",  # NumPy 1.21 has no floating[]
+        k: "NDArray[np.floating[Any]]",  # NumPy 1.21 has no floating[]
+        v: "NDArray[np.floating[Any]]",  # NumPy 1.21 has no floating[]
     ) -> Self:
         """A head of these tensors, rounded to fp16, and the mean of V."""
         narrow = v.astype(np.float16)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from nearflash.device.backends.pynq.lock import BoardLock
 lock = BoardLock(Path(sys.argv[1]))
-lock.loaded = "abc /a.bit"
+lock.note_loaded("abc /a.bit")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -32,7 +32,7 @@ def test_another_process_has_the_board_until_it_ends(tmp_path):
         other.wait()
         lock = BoardLock(path)
     assert lock.loaded == "abc /a.bit" and path.read_text() == f"{os.getpid()}\nabc /a.bit\n"
-    lock.loaded = ""
+    lock.note_loaded("")
     lock.close()
     again = BoardLock(path)
     assert again.loaded == ""

@@ -131,6 +131,21 @@ def test_pynq_is_missing(monkeypatch):
             call()
 
 
+def test_pynq_that_this_python_cannot_import(monkeypatch):
+    imported = builtins.__import__
+
+    def refuse(name, *arguments, **options):
+        if name == "pynq":
+            raise ValueError("mutable default <class 'dict'> for field x is not allowed")
+        return imported(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(
+        UnknownDeviceError, match=r"a PYNQ that this Python can import: mutable .*the image's own Python"
+    ):
+        PynqDevice.presence()
+
+
 def test_a_machine_that_is_no_board(monkeypatch):
     class Device:
         @property

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, U
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers.state import BLOCK_PARAMS
+from nearflash.abi.python310 import Self
 from nearflash.device.backends.host.topk import expand
 from nearflash.device.backends.host.vector.lane import VectorLane
 from nearflash.device.backends.host.vector.state import load_update_loops

@@ -1,7 +1,6 @@
 """Device `model` of the attend kernel: the bit-exact reference, for correctness rather than speed."""
 
 from dataclasses import replace
-from typing import Self
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from nearflash.abi.attention.page_operation import OPERATION_BYTES, OPERATION_CO
 from nearflash.abi.errors import AddressError
 from nearflash.abi.kernel.commands import Command, Completion
 from nearflash.abi.kernel.config import AttendConfig, attend_config
+from nearflash.abi.python310 import Self
 from nearflash.device.backends.model.nand import PAGES_PER_BLOCK, SimulatedNand
 from nearflash.device.backends.model.pages import SimulatedPages
 from nearflash.device.immediate import ImmediateDevice

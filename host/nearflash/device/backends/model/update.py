@@ -1,6 +1,6 @@
 """Device `model`: the bit-exact reference, for correctness rather than speed."""
 
-from typing import Any, Self
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -8,6 +8,7 @@ from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, U
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers import StateFormat
+from nearflash.abi.python310 import Self
 from nearflash.device.checked import port_beats
 from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory

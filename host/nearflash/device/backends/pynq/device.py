@@ -8,13 +8,14 @@ first interrupt of the logic (PYNQ's images call it `fabric`); else it is polled
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from nearflash.abi.errors import DeviceError, NearflashError, UnknownDeviceError
 from nearflash.abi.kernel.commands import Completion
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.kernel.config import config as named_config
-from nearflash.device.backends.board import BoardDevice, use_p2p, verified
+from nearflash.abi.python310 import Self
+from nearflash.device.backends.board import BoardDevice, use_p2p, verify_build
 from nearflash.device.backends.pynq.clock import SLCR_ADDRESS, SLCR_BYTES, check_port
 from nearflash.device.backends.pynq.interrupt import UioInterrupt
 from nearflash.device.backends.pynq.lock import BoardLock
@@ -67,7 +68,7 @@ class PynqDevice(BoardDevice):
     def _load_and_open(cls, config: str, *, again: bool) -> Self:
         build = named_config(config)
         pynq = _pynq()
-        manifest = verified(build)
+        manifest = verify_build(build)
         board = _device(pynq)
         with ExitStack() as held:
             lock = BoardLock(cls.LOCK)
@@ -82,7 +83,7 @@ class PynqDevice(BoardDevice):
             try:
                 device = cls(build, core, memory, interrupt)
             except NearflashError:
-                lock.loaded = ""  # it is another's bitstream, or none that answers
+                lock.note_loaded("")  # it is another's bitstream, or none that answers
                 if interrupt:
                     interrupt.close()
                 raise
@@ -141,6 +142,11 @@ def _pynq() -> Any:
             f"device 'pynq' needs the package {missing.name!r}: run on a board with PYNQ's image, or install it in a "
             "virtual environment of its own (pip install 'pynq>=3')"
         ) from missing
+    except ValueError as broken:  # pynqmetadata 0.1.2, of PYNQ 3.0, under Python 3.11
+        raise UnknownDeviceError(
+            f"device 'pynq' needs a PYNQ that this Python can import: {broken}; run the image's own Python, in which "
+            "`nearflash-board` is installed (make board-wheel)"
+        ) from broken
     return pynq
 
 
@@ -158,7 +164,7 @@ def _load(pynq: Any, manifest: BuildManifest, lock: BoardLock, *, again: bool) -
     """Registers of the kernel in a bitstream, which is loaded where it is not, or `again`."""
     device, path = _device(pynq), manifest.file(".bit")
     name = f"{manifest.files[path.name]} {path}"
-    is_loaded = lock.loaded == name and _loaded_path(pynq) == str(path)
+    is_loaded = lock.loaded == name and _find_loaded(pynq) == str(path)
     try:
         overlay = pynq.Overlay(str(path), download=False, device=device)
         expected = ARCHITECTURES.get(overlay.parser.family_ps, "another")
@@ -168,9 +174,9 @@ def _load(pynq: Any, manifest: BuildManifest, lock: BoardLock, *, again: bool) -
                 f"is {device.name}, {device.arch}; name the build of this board"
             )
         if again or not is_loaded:
-            lock.loaded = ""
+            lock.note_loaded("")
             overlay.download()
-            lock.loaded = name
+            lock.note_loaded(name)
     except OSError as error:
         # PYNQ raises it without a number for a user that is not root.
         raise DeviceError(
@@ -183,7 +189,7 @@ def _load(pynq: Any, manifest: BuildManifest, lock: BoardLock, *, again: bool) -
     return pynq.MMIO(core["phys_addr"], core["addr_range"], device=device)
 
 
-def _loaded_path(pynq: Any) -> str:
+def _find_loaded(pynq: Any) -> str:
     """The bitstream that PYNQ loaded last, in this process or another; empty where it knows of none."""
     try:
         return str(pynq.PL.bitfile_name or "")

@@ -42,8 +42,8 @@ class BoardLock:
         """Name of the bitstream that was loaded last, as it was kept; empty where none was since the board started."""
         return self._read()[1]
 
-    @loaded.setter
-    def loaded(self, name: str) -> None:
+    def note_loaded(self, name: str) -> None:
+        """Keep the name of the bitstream that is loaded; empty: it is not known which."""
         self._write(name)
 
     def close(self) -> None:

@@ -7,14 +7,15 @@ Completion is polled: XRT gives the interrupt of a kernel that it manages to its
 """
 
 from contextlib import ExitStack
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from nearflash.abi.errors import NearflashError
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.kernel.config import config as named_config
 from nearflash.abi.kernel_arguments import kernel_arguments
+from nearflash.abi.python310 import Self
 from nearflash.device import topology
-from nearflash.device.backends.board import BoardDevice, use_p2p, verified
+from nearflash.device.backends.board import BoardDevice, use_p2p, verify_build
 from nearflash.device.backends.xrt.card import DRIVER, XrtCard, choose_card
 from nearflash.device.backends.xrt.functions import XrtFunctions, load_library
 from nearflash.device.backends.xrt.memory import XrtMemory
@@ -61,7 +62,7 @@ class XrtDevice(BoardDevice):
         build = named_config(config)
         functions = XrtFunctions(load_library())
         address = choose_card(card)
-        opened = XrtCard(functions, address, verified(build).file(".xclbin"), build.kernel)
+        opened = XrtCard(functions, address, verify_build(build).file(".xclbin"), build.kernel)
         try:
             return cls(build, opened, named=bool(card), p2p=use_p2p())
         except NearflashError:

@@ -1,13 +1,13 @@
 """How one head is attended to: the fields of a descriptor beside addresses."""
 
 from dataclasses import dataclass, fields
-from typing import Self
 
 from nearflash.abi.attention.codeword import PageTag
 from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.pages import DEVICE_GROUP_TOKENS, IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.errors import CommandError
 from nearflash.abi.formats import fp32_round
+from nearflash.abi.python310 import Self
 from nearflash.model.attention.numerics.logit import SCALE_LEAST, SCALE_LIMIT
 
 __all__ = ["Addresses", "HeadSettings"]
