@@ -1,4 +1,4 @@
-"""What optimizers of several ranks have in common: each rank has its own store, and all step together or none.
+"""Optimizers of several ranks: each rank has its own store, and all step together or none.
 
 Contract: a step is done on all ranks or on none. Where one fails, the others roll back and all raise. After a crash
 ranks differ by one step at most, and resume from the smaller one. Without a process group there is one rank.

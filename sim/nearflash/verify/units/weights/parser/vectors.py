@@ -222,7 +222,7 @@ def _random(rng: np.random.Generator, group_rows: int) -> bytes:
 def _make_tall(rng: np.random.Generator, rows: int) -> bytes:
     """Empty rows: each a group, groups of any number of them, or two of them in a second group."""
     group_rows = [1, rows - 2, *rng.integers(2, 1 << 7, 2).tolist()][int(rng.integers(4))]
-    return random_matrix(rng, (rows, 1), 0, MATRIX_FORMATS[0], group_rows)
+    return random_matrix(rng, (rows, 1), 0, MATRIX_FORMATS[int(rng.integers(len(MATRIX_FORMATS)))], group_rows)
 
 
 def _judge(rng: np.random.Generator) -> list[tuple[bytes, BitmapHeader]]:
