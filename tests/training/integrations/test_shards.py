@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nearflash.storage import StateStore
 from nearflash.training import NearStorageAdamW
 
 WORKER = Path(__file__).with_name("shards_worker.py")
@@ -83,6 +84,19 @@ def test_a_checkpoint_of_an_earlier_step_is_restored(found):
 
 def test_whole_and_otherwise_sharded_states_load(found):
     assert all(row == [True, True] for row in found["whole_states"])
+
+
+def test_a_lost_rank_is_named_and_all_resume_from_one_step(folder):
+    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("lost*.json"))]
+    states = sorted((folder / "lost").glob("*.state"))
+    assert len(rows) == len(states) - 1
+    for row in rows:
+        assert row["lost"].startswith("StateError: every rank must answer, and one was lost or did not come in time")
+    steps = []
+    for path in states:
+        with StateStore.open([path]) as store:
+            steps.append(store.steps)
+    assert {1} <= {*steps} <= {1, 2}
 
 
 def test_what_does_not_fit_is_refused_on_all_ranks(found):

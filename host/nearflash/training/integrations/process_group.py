@@ -3,7 +3,8 @@
 Without a process group there is one rank, and nothing is sent. Only numbers and tensors travel, never pickled objects.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -20,7 +21,8 @@ _WORD = 1 << 64
 class Ranks:
     """The ranks of a process group (None: the default one), as one of them sees them.
 
-    Every method is a collective: all ranks call it, in the same order.
+    Every method is a collective: all ranks call it, in the same order. Raises StateError where a rank was lost, or did
+    not come within the group's timeout.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
@@ -40,7 +42,8 @@ class Ranks:
         signed = [word - _WORD if word >= _WORD >> 1 else word for word in words]
         mine = torch.tensor(signed, dtype=torch.int64, device=self._devices[0])
         every = [torch.empty_like(mine) for _ in range(self.count)]
-        distributed.all_gather(every, mine, group=self._group)
+        with _name_loss():
+            distributed.all_gather(every, mine, group=self._group)
         return [[word % _WORD for word in words.tolist()] for words in every]
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
@@ -51,7 +54,8 @@ class Ranks:
         if sent is None:
             device = tensor.device if tensor.device.type in self._devices else self._devices[0]
             sent = tensor.detach().to(device).contiguous()
-        distributed.broadcast(sent, group=self._group, group_src=source)
+        with _name_loss():
+            distributed.broadcast(sent, group=self._group, group_src=source)
         if sent is not tensor and self.rank != source:
             tensor.copy_(sent)
 
@@ -70,6 +74,17 @@ class Ranks:
             undo(result)
             raise StateError(f"{doing} must work on every rank, and failed on {failed}: see their errors")
         return result
+
+
+@contextmanager
+def _name_loss() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # of the backend: it knows of a connection, not of a run
+        raise StateError(
+            f"every rank must answer, and one was lost or did not come in time ({str(error).splitlines()[0]}): end the "
+            "others and start all again with resume=True; they resume from the same step"
+        ) from error
 
 
 def _devices(group: distributed.ProcessGroup | None) -> list[str]:
