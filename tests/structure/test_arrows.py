@@ -79,7 +79,7 @@ MORE = {
         *("device.backends.model", "device.selftest.attend", "device.selftest.clock", "device.selftest.expand"),
         "demo.audit",
     )
-} | {"training.finetune": {"weights"}}
+} | {"training.finetune": {"weights"}, "verify.fixtures.boards.process": {"cli"}}
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.
 LEAN = {
     "abi": set(),

@@ -2,12 +2,13 @@
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from nearflash.support import files
-from nearflash.support.files import give_name, open_regular, read_text, replace_file, write_durably
+from nearflash.support.files import give_name, open_regular, read_bytes, read_text, replace_file, write_durably
 
 
 def names(folder: Path) -> list[str]:
@@ -115,6 +116,12 @@ def test_only_regular_files_are_read(tmp_path):
     for path in (tmp_path / "missing", tmp_path / ("n" * 256), Path("a\0b")):
         with pytest.raises(OSError):
             read_text(path)
+
+
+def test_a_bound_past_the_address_space_is_no_bound(tmp_path):
+    """A transcript's, of 4 GiB, was an OverflowError on a board's 32-bit processor."""
+    (tmp_path / "file").write_bytes(b"abc")
+    assert read_bytes(tmp_path / "file", sys.maxsize) == b"abc" == read_bytes(tmp_path / "file", 1 << 100)
 
 
 def test_a_text_is_bounded(tmp_path):

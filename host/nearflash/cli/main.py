@@ -20,7 +20,7 @@ from typing import Any
 from nearflash import abi
 from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.bench.runner import print_rows, with_origin
-from nearflash.cli import bench, bitstream, devices, emit, selftest
+from nearflash.cli import bench, bitstream, device_server, devices, emit, selftest
 from nearflash.cli.help import HelpFormatter, set_formatter
 from nearflash.support.release import release
 
@@ -47,6 +47,7 @@ GROUPS = {
         "explore": "Model near-storage systems and explore their designs, beside what papers publish.",
         "trace": "Show a simulated kernel at work: a trace, a picture, waves.",
         "results": "Write the pages of docs/results from the benches' JSON.",
+        "device-server": "Drive a board of this machine for another one, over ssh.",
         "selftest": "Bring a board up, and compare random commands on a device with the reference model.",
     },
     "develop": {
@@ -63,6 +64,7 @@ GROUPS = {
 _OWN = {
     "bench": bench.add,
     "bitstream": bitstream.add,
+    "device-server": device_server.add,
     "devices": devices.add,
     "emit": emit.add,
     "selftest": selftest.add,
@@ -205,6 +207,6 @@ def _listing(sentences: dict[str, str]) -> str:
         line
         for title, names in groups.items()
         if names
-        for line in (f"{title}:", *(f"  {name:<11}{sentences[name]}" for name in names), "")
+        for line in (f"{title}:", *(f"  {name:<14}{sentences[name]}" for name in names), "")
     ]
     return "\n".join([*lines, "`nearflash COMMAND --help` shows a command's options and examples."])

@@ -98,7 +98,7 @@ class Device(ABC):
         return cls.open(config)
 
     @classmethod
-    def open_card(cls, config: str, card: str) -> Self:
+    def open_card(cls, config: str, card: str) -> "Device":
         """Open one of several cards, named as in `Identity.card`. Raises as `open`, and where a backend has none."""
         raise UnknownDeviceError(f"a card can be named for a backend with cards only, not with {config}@{card}")
 

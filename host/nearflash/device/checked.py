@@ -97,6 +97,11 @@ class CheckedDevice(Device):
     def _abort(self) -> None:
         """Stop all that runs or waits and return to idle."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the device's memory."""
+        return self._memory.size_bytes
+
     def allocate(self, size_bytes: int) -> Buffer:
         """A page-aligned buffer. Raises AddressError when the memory is full."""
         self._require_open()

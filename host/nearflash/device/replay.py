@@ -18,12 +18,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nearflash.abi import ABI_VERSION, errors
-from nearflash.abi.errors import CommandError, DigestError, NearflashError, ReplayError, StreamError, UnknownDeviceError
+from nearflash.abi import ABI_VERSION
+from nearflash.abi.errors import CommandError, DigestError, NearflashError, ReplayError, UnknownDeviceError
 from nearflash.abi.kernel.commands import Command, Completion
 from nearflash.abi.kernel.config import config as named_config
 from nearflash.abi.python310 import Self
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
+from nearflash.device.errors import describe_error, recall_error
 from nearflash.device.memory import anonymous
 from nearflash.support.files import open_regular, read_text, replace_file
 from nearflash.support.release import release
@@ -83,8 +84,7 @@ class _Writer(_Journal):
         try:
             answer = do()
         except NearflashError as error:
-            fault = {"fault": int(error.fault)} if isinstance(error, StreamError) else {}
-            self._write({"ask": question, "error": [type(error).__name__, str(error)], **fault})
+            self._write({"ask": question, **describe_error(error)})
             raise
         self._write({"ask": question, "answer": answer})
         return answer
@@ -135,23 +135,18 @@ class _Reader(_Journal):
             recorded, asked = _brief(line.get("ask", {}), question), _brief(question, line.get("ask", {}))
             raise self._depart(f"line {number} of {self._path} records {recorded}, the run asks {asked}")
         if "error" in line:
-            raise self._error(line["error"], line.get("fault"))
+            raise self._error(line)
         answer = line.get("answer")
         if type(answer) is not dict:
             raise self._depart(f"line {number} of {self._path} must hold an answer, not {str(answer)[:80]!r}")
         return answer
 
-    def _error(self, recorded: Any, fault: Any) -> Exception:
+    def _error(self, line: Json) -> Exception:
         """The recorded error."""
+        recorded = line["error"]
         if type(recorded) is not list or [type(part) for part in recorded] != [str, str]:
             return self._depart(f"{self._path} must hold the name and text of an error, not {str(recorded)[:80]!r}")
-        name, text = recorded
-        kind = getattr(errors, name) if name in errors.__all__ else None
-        if not (isinstance(kind, type) and issubclass(kind, NearflashError)):
-            return ReplayError(f"{name}: {text}")
-        if kind is StreamError:
-            return StreamError(text, fault if type(fault) is int else 0)
-        return kind(text)
+        return recall_error(line) or ReplayError(": ".join(recorded))
 
     def close(self, *, failed: bool) -> None:
         if self._next < len(self._lines) and not failed and not self._departure:

@@ -173,7 +173,9 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """A regular file's bytes. Raises OSError, also for one of more than `max_bytes`, of which nothing is read."""
     with os.fdopen(open_regular(path), "rb") as file:
-        content = file.read(max_bytes + 1) if os.fstat(file.fileno()).st_size <= max_bytes else None
+        size = os.fstat(file.fileno()).st_size
+        # No more than it has: Python makes room for as much as it is to read, and a board has 512 MB.
+        content = file.read(min(max_bytes, max(size, MAX_TEXT_BYTES)) + 1) if size <= max_bytes else None
     if content is None or len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes", str(path))
     return content

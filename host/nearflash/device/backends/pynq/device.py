@@ -1,9 +1,10 @@
 """Device `pynq`: a kernel in the logic of a Zynq, under the PYNQ that runs on its processors.
 
 `pynq:update-pynq-z2` loads the bitstream of the manifest `bitstreams/pynq-z2/update.json`, or below the folder that
-NEARFLASH_BITSTREAMS names, and finds the kernel in the .hwh beside it. One process at a time has the board; what it
-loaded is not loaded again by the next one. Completion comes by interrupt where Linux has a userspace I/O file for the
-first interrupt of the logic (PYNQ's images call it `fabric`); else it is polled.
+NEARFLASH_BITSTREAMS names, and finds the kernel in the .hwh beside it; `pynq:update-pynq-z2@HOST` does so on that
+machine, over ssh. One process at a time has the board; what it loaded is not loaded again by the next one. Completion
+comes by interrupt where Linux has a userspace I/O file for the first interrupt of the logic (PYNQ's images call it
+`fabric`); else it is polled.
 """
 
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from nearflash.device.backends.pynq.clock import SLCR_ADDRESS, SLCR_BYTES, check
 from nearflash.device.backends.pynq.interrupt import UioInterrupt
 from nearflash.device.backends.pynq.lock import BoardLock
 from nearflash.device.backends.pynq.memory import PynqMemory
+from nearflash.device.backends.remote.device import RemoteDevice
+from nearflash.device.base import Device
 from nearflash.device.bitstreams import BuildManifest, load_board
 
 __all__ = ["PynqDevice"]
@@ -63,6 +66,11 @@ class PynqDevice(BoardDevice):
     def load(cls, config: str) -> Self:
         """Load the bitstream in any case and open the kernel in it. Raises as `open`."""
         return cls._load_and_open(config, again=True)
+
+    @classmethod
+    def open_card(cls, config: str, card: str) -> Device:
+        """Open the board of another machine, [USER@]HOST as ssh has it (nearflash.device.backends.remote)."""
+        return RemoteDevice.connect("pynq", config, card)
 
     @classmethod
     def _load_and_open(cls, config: str, *, again: bool) -> Self:
