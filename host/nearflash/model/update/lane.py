@@ -22,6 +22,7 @@ from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
 from nearflash.model.fp.convert import to_bf16, to_fp16
 from nearflash.model.fp.muladd import fma
+from nearflash.model.fp.sqrt import square_root
 
 __all__ = ["Updated", "low_precision", "optimizer_step"]
 
@@ -147,7 +148,7 @@ def _adagrad(adagrad: AdagradStep, g: F32, p: F32, v: F32) -> tuple[F32, ...]:
         g = _decay_gradient(adagrad, g, p)
     fused = adagrad.profile is Profile.TORCH_FUSED
     v = fma(g, g, v) if fused else v + g * g
-    denominator: F32 = np.sqrt(v) + eps
+    denominator: F32 = square_root(v) + eps
     return p - (size * g) / denominator if fused else p - size * (g / denominator), v
 
 
@@ -184,12 +185,12 @@ def _torch_fused(adam: AdamStep, g: F32, p: F32, m: F32, v: F32) -> tuple[F32, F
 def _step_as_deepspeed(adam: AdamStep, g: F32, p: F32, m: F32, v: F32) -> tuple[F32, F32, F32]:
     m = fma(g, np.float32(adam.one_minus_beta1), np.float32(adam.beta1) * m)
     v = fma(g * g, np.float32(adam.one_minus_beta2), np.float32(adam.beta2) * v)
-    denominator = fma(np.sqrt(v), np.float32(adam.inverse_bias_correction2_sqrt), np.float32(adam.eps))
+    denominator = fma(square_root(v), np.float32(adam.inverse_bias_correction2_sqrt), np.float32(adam.eps))
     return fma(m / denominator, np.float32(-adam.step_size), p), m, v
 
 
 def _denominator(adam: AdamStep, v: F32) -> F32:
-    root: F32 = np.sqrt(v)
+    root: F32 = square_root(v)
     return root / np.float32(adam.bias_correction2_sqrt) + np.float32(adam.eps)
 
 
