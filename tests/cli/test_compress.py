@@ -15,7 +15,7 @@ from nearflash.weights.convert import linear_weights
 from nearflash.weights.pretrained import load_pretrained, own_dtype
 
 MODEL = Path(__file__).parents[1] / "data/doclm-7m"
-WINDOWS = ("--tokens", "64", "--windows", "12")
+WINDOWS = ("--tokens", "64", "--windows", "4")
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ def programmed(path):
     return path.exists() and sum(map(bool, path.read_bytes()[:: 1 << 10])) > 12_000
 
 
+@pytest.mark.full
 def test_in_prefill(generation, capsys):
     process, path = generation
     end = time.monotonic() + 100

@@ -21,7 +21,10 @@ def _own_state(tmp_path, monkeypatch):
 
 
 def test_a_measured_machine_is_a_profile(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_CONTEXT", 256)
+    small = {"_CONTEXT": 64, "_CACHE_BYTES": 8 << 20, "_MANY_TOKENS": 1024, "_MATRICES": 4, "_VOCABULARY": 2048,
+             "_BESIDE_BYTES": 4 << 20, "_BESIDE_S": 0.02, "_BESIDE_TIMES": 2}  # fmt: skip
+    for name, value in small.items():
+        monkeypatch.setattr(measure, name, value)
     machine = measure.measure_machine(tmp_path, "bfloat16")
     assert "bfloat16" in machine.compute.source and machine.compute.expand_bytes_per_s > 0
     assert parse_machine(machine_toml(machine)) == machine
