@@ -48,6 +48,12 @@ def test_registers_go_from_the_processors_to_the_kernel(root):
     assert all(":aximm:" in bus["VLNV"] and bus["DATAWIDTH"] == "32" for bus in buses.values())
 
 
+def test_the_processing_system_says_that_it_is_not_in_the_logic(root, kernel):
+    """pynqmetadata up to 0.1.9, of PYNQ's images, finds it by that: `Overlay` ended in an IndexError."""
+    found = {name: module.get("IS_PL") for name, module in modules(root).items()}
+    assert found == {"processing_system7": "FALSE", kernel: "TRUE"}
+
+
 def test_the_kernel_is_at_its_address_with_its_name(root, kernel):
     assert modules(root)[kernel].get("VLNV") == f"nearflash:kernel:{kernel}:1.0"
     (window,) = root.iter("MEMRANGE")

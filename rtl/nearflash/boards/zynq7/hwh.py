@@ -71,9 +71,11 @@ def hwh_text(board: Board, build: KernelConfig, clock: ClockDividers) -> str:
 
 
 def _module(modules: Element, instance: str, kind: str, vlnv: str, parameters: Mapping[str, object]) -> Element:
+    # pynqmetadata up to 0.1.9, which PYNQ's images have, knows a processing system by IS_PL alone.
+    in_logic = "FALSE" if instance == _PS_INSTANCE else "TRUE"
     module = SubElement(modules, "MODULE", {"FULLNAME": f"/{instance}", "HWVERSION": vlnv.rpartition(":")[2],
-                                            "INSTANCE": instance, "IPTYPE": "PERIPHERAL", "MODCLASS": "PERIPHERAL",
-                                            "MODTYPE": kind, "VLNV": vlnv})  # fmt: skip
+                                            "INSTANCE": instance, "IPTYPE": "PERIPHERAL", "IS_PL": in_logic,
+                                            "MODCLASS": "PERIPHERAL", "MODTYPE": kind, "VLNV": vlnv})  # fmt: skip
     table = SubElement(module, "PARAMETERS")
     for name, value in parameters.items():
         SubElement(table, "PARAMETER", {"NAME": name, "VALUE": str(value)})
