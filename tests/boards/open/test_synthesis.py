@@ -18,6 +18,7 @@ from nearflash.boards.open.synthesis import (
     join_memories,
     synthesise,
     tap_shift_registers,
+    tie_processor,
     yosys_version,
 )
 from nearflash.device.bitstreams.board import Resources
@@ -186,3 +187,12 @@ def test_memories_of_other_addresses_stay_apart():
 def test_contents_of_memories_are_not_lost_silently():
     with pytest.raises(FormatError, match="memory a must begin with zeros"):
         join_memories({"a": single_port(2, "0100")})
+
+
+def test_the_processors_urgent_requests_are_tied_low():
+    cells = {"ps": {"type": "PS7", "connections": {"IRQF2P": [4]}, "port_directions": {"IRQF2P": "input"}},
+             "own": {"type": "PS7", "connections": {"DDRARB": [5] * 4}, "port_directions": {}}}  # fmt: skip
+    tie_processor(cells)
+    assert cells["ps"]["connections"] == {"IRQF2P": [4], "DDRARB": ["0"] * 4}
+    assert cells["ps"]["port_directions"]["DDRARB"] == "input"
+    assert cells["own"]["connections"] == {"DDRARB": [5] * 4}, "what a design drives stays"

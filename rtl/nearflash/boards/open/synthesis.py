@@ -12,7 +12,8 @@ from nearflash.abi.errors import FormatError
 from nearflash.boards.open.packages import run_logged
 from nearflash.device.bitstreams.board import Resources
 
-__all__ = ["DSP_ADDER", "count_cells", "join_memories", "synthesise", "tap_shift_registers", "yosys_version"]
+__all__ = ["DSP_ADDER", "count_cells", "join_memories", "synthesise", "tap_shift_registers", "tie_processor",
+           "yosys_version"]  # fmt: skip
 
 _SCRIPT = """import sys
 from pyosys import libyosys
@@ -62,6 +63,7 @@ def synthesise(source: Path, family: str, settings: Mapping[str, str], dsp_adder
     top["settings"] = dict(settings)
     tap_shift_registers(top["cells"])
     join_memories(top["cells"])
+    tie_processor(top["cells"])
     return design
 
 
@@ -126,6 +128,17 @@ def _join(memories: dict[str, Any]) -> dict[str, Any]:
         if "INIT" in memory.get("parameters", {}):
             parameters[f"INIT_{letter}"] = memory["parameters"]["INIT"]
     return {**first, "type": "RAM64M", "parameters": parameters, "port_directions": directions, "connections": pins}
+
+
+def tie_processor(cells: dict[str, Any]) -> None:
+    """Tie the processor block's DDRARB low where the design leaves it open, as nextpnr does with all its other inputs.
+
+    Open, these four read 1: an urgent request of each memory port of the DDR controller.
+    """
+    for cell in cells.values():
+        if cell["type"] == "PS7" and "DDRARB" not in cell["connections"]:
+            cell["connections"]["DDRARB"] = ["0"] * 4
+            cell["port_directions"]["DDRARB"] = "input"
 
 
 def count_cells(cells: dict[str, Any]) -> Resources:
