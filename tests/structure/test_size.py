@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 57_000, "rtl": 25_200, "sim": 15_300, "hls": 100, "tests": 64_000}
+LINES = {"host": 57_000, "rtl": 27_500, "sim": 15_500, "hls": 100, "tests": 64_600}
 
 
 @pytest.mark.parametrize("top", LINES)

@@ -17,7 +17,7 @@ ALIAS = {"type": "IOB", "start_offset": 2, "sites": {"IOB33_Y0": "IOB33_Y1"}}
 TILES = {
     "CLB_X0Y0": {"type": "CLB", "bits": {"CLB_IO_CLK": block(0x100, 4, 0)}},
     "CLB_X0Y1": {"type": "CLB", "bits": {"CLB_IO_CLK": block(0x100, 4, 2)}},
-    "BRAM_X1Y0": {"type": "BRAM", "bits": {"CLB_IO_CLK": block(0x200, 2, 0), "BLOCK_RAM": block(0x800000, 3, 5)}},
+    "BRAM_X1Y0": {"type": "BRAM", "bits": {"CLB_IO_CLK": block(0x200, 2, 0), "BLOCK_RAM": block(0x800000, 3, 5, 10)}},
     "IOB_SING_X2Y0": {"type": "IOB_SING", "bits": {"CLB_IO_CLK": block(0x300, 2, 99, alias=ALIAS)}},
     "NULL_X3Y0": {"type": "NULL"},
 }
@@ -25,6 +25,7 @@ FILES = {
     "mapping/parts.yaml": 'desk7clg1-1:\n  device: desk7\n  package: clg1\n"desk8":\n  device: desk8\n',
     "mapping/devices.yaml": '# device to fabric\n"desk7":\n  fabric: "fabric7"\n',
     "fabric7/tilegrid.json": json.dumps(TILES),
+    "fabric7/tileconn.json": "[]",
     "desk7clg1-1/part.yaml": "part\n",
     "desk7clg1-1/required_features.fasm": "CLB_X0Y1.ALWAYS_ON\n",
     "segbits_clb.db": "CLB.AFF.ZINI 03_06\nCLB.AFF.ZRST 03_06 !01_33\nCLB.LUT.INIT[00] 02_00\nCLB.LUT.INIT[01] 02_01\n"

@@ -11,6 +11,7 @@ from nearflash.abi.errors import BitstreamError, ConfigError, FormatError
 from nearflash.abi.kernel.config import config
 from nearflash.boards.design.revision import revision_of
 from nearflash.boards.open import build as flow
+from nearflash.boards.open import database as database_module
 from nearflash.boards.open.build import build, design_digest
 from nearflash.boards.open.frames import read_bits
 from nearflash.boards.open.packages import PACKAGES, SidPrograms, ToolsError
@@ -80,7 +81,7 @@ def board(database, tmp_path, monkeypatch):
         'pins = { led = "A1" }\nrouting.update = { freq_hz = 100_000_000, seed = 1 }\n'
     )
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(folder.parent))
-    monkeypatch.setitem(flow._DATABASES, "desk", "small")
+    monkeypatch.setitem(database_module._FAMILIES, "desk", "small")
     monkeypatch.setattr(flow, "design_text", _design_text)
     monkeypatch.setattr(flow, "synthesise", lambda source, family, settings, dsp_adder_bits: _netlist({}))
     monkeypatch.setattr(flow, "count_cells", lambda cells: Resources(1, 2, 3, 4.5))
@@ -97,7 +98,7 @@ def test_a_build_puts_bitstream_handoff_and_manifest_beside_the_board(board, pro
     manifest = build(board, "update", tmp_path / "work", programs)
     assert manifest == load_manifest(board, "update")
     manifest.verify()
-    assert sorted(manifest.files) == ["update.bit", "update.hwh"]
+    assert sorted(manifest.files) == ["update.bit", "update.hwh", "update.places.xz"]
     assert (manifest.fmax_hz, manifest.clock_hz, manifest.evidence) == (101_500_000, 62_500_000, "routed")
     assert (manifest.derating, manifest.timing_model) == (flow.CLOCK_DERATING, flow.TIMING_MODEL) and (
         manifest.clock_hz <= 0.65 * manifest.fmax_hz

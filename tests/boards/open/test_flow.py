@@ -1,13 +1,21 @@
 """The whole flow with its real programs, on a small design behind a real processor system; where they were fetched."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 from amaranth import Cat, ClockDomain, ClockSignal, Instance, Module, Signal
 from amaranth.back import rtlil
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
+from nearflash.abi.errors import BitstreamError, FormatError
 from nearflash.boards.open.build import implement
-from nearflash.boards.open.database import PartDatabase
+from nearflash.boards.open.database import open_database
+from nearflash.boards.open.decode.bitstream import list_bits
+from nearflash.boards.open.decode.cells import load_view, save_view
+from nearflash.boards.open.decode.compare import check_bits
+from nearflash.boards.open.fasm import Feature
 from nearflash.boards.open.packages import find_programs
 from nearflash.device.bitstreams.board import Routing
 from nearflash.device.bitstreams.header import split_bit
@@ -42,12 +50,17 @@ class Blinker(wiring.Component):
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory):
-    """Runs the flow on the blinker: what it made."""
+def database():
     programs = find_programs()
     if programs is None:
         pytest.skip("programs of Debian sid were not fetched: make bitstream fetches them")
-    database = PartDatabase(programs.bit_database("zynq7"), PART)
+    return open_database(programs, PART)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory, database):
+    """Runs the flow on the blinker: what it made."""
+    programs = find_programs()
     text = rtlil.convert(Blinker(), name="top", emit_src=False)
 
     def run():
@@ -74,6 +87,37 @@ def test_a_small_design_reads_back_without_a_differing_bit(made):
 @pytest.mark.full
 def test_equal_sources_give_equal_files(build, made):
     assert build().bitstream.read_bytes() == made.bitstream.read_bytes()
+
+
+def test_the_bits_decode_to_the_routed_netlist(made):
+    kinds = Counter(cell.kind for cell in made.places.values())
+    assert kinds["FF"] >= 60 and kinds["SRL"] == 3 and kinds["DSP48E1"] == 2 and kinds["PS7"] == 1
+    processor = next(cell for cell in made.places.values() if cell.kind == "PS7")
+    assert {processor.inputs[f"DDRARB{bit}"] for bit in range(4)} == {"0"}
+    for cell in (cell for cell in made.places.values() if cell.kind == "DSP48E1"):
+        pins = [f"INMODE{bit}" for bit in range(5)] + ["ALUMODE2", "ALUMODE3", "OPMODE6"]
+        assert [cell.inputs[pin] for pin in pins] == ["0"] * 8
+    assert load_view(save_view(made.places)) == made.places
+
+
+def test_a_pin_without_a_driver_is_an_error_by_name(made, database):
+    """Regression: eight pins of each DSP slice were open, and their inverters on; nothing saw it."""
+    bits = list_bits(find_programs(), database, made.bitstream)
+    key = next(key for key, cell in made.places.items() if cell.kind == "DSP48E1")
+    tile, number = key.partition("/")[0], key[-len("0.DSP48E1")]
+    feature = Feature(tile, f"DSP_{number}_INMODE3.DSP_GND_{tile[4]}")
+    with pytest.raises(BitstreamError, match=rf"must have a driver, .* not {key.rpartition('.')[0]}.INMODE3: tie it"):
+        check_bits(database, bits - {(bit.frame, bit.word, bit.bit) for bit in database.bits(feature)}, made.places)
+
+
+def test_another_netlist_and_other_bits_are_errors(made, database):
+    bits = list_bits(find_programs(), database, made.bitstream)
+    key, cell = next((key, cell) for key, cell in made.places.items() if cell.kind == "LUT")
+    other = {**made.places, key: replace(cell, config={"table": cell.config["table"] ^ 1})}
+    with pytest.raises(BitstreamError, match=rf"routed netlist, but 1 places differ: {key} \(table is"):
+        check_bits(database, bits, other)
+    with pytest.raises(FormatError, match="each set bit must belong to a feature of xc7z020clg400-1, but 1 do not"):
+        check_bits(database, bits | {(0x400000, 0, 31)}, made.places)
 
 
 def test_each_dsp_slice_has_the_delays_of_its_registers(made):

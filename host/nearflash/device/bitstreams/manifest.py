@@ -18,10 +18,12 @@ from nearflash.device.bitstreams.contents import check_bit, check_handoff, check
 from nearflash.device.bitstreams.header import Label
 from nearflash.support.tables import TableReader, read_json
 
-__all__ = ["EVIDENCE", "BuildManifest", "load_manifest", "sha256"]
+__all__ = ["EVIDENCE", "PLACES", "BuildManifest", "load_manifest", "sha256"]
 
-EVIDENCE = ("simulated", "synthesised", "routed", "ran on silicon")
+EVIDENCE = ("simulated", "synthesised", "routed", "proved by decoding", "ran on silicon")
 """Levels, from weak to strong: nothing is stated above the level that was reached."""
+PLACES = ".places.xz"
+"""Suffix of the file with a routed netlist by place, which the bits of the open flow are compared with."""
 
 _BLOCK_BYTES = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -17,7 +17,10 @@ from amaranth.back import rtlil
 from nearflash.abi.errors import BitstreamError, ConfigError
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.boards.design.revision import revision_of
-from nearflash.boards.open.database import PartDatabase
+from nearflash.boards.open.database import PartDatabase, open_database
+from nearflash.boards.open.decode.cells import View, save_view
+from nearflash.boards.open.decode.compare import check_bits
+from nearflash.boards.open.decode.routed import read_routed
 from nearflash.boards.open.fasm import parse
 from nearflash.boards.open.frames import assemble, read_bits, write_frames
 from nearflash.boards.open.nextpnr.processor_place import processor_pins
@@ -30,7 +33,7 @@ from nearflash.boards.zynq7.hwh import dividers, hwh_text
 from nearflash.boards.zynq7.top import ZynqTop
 from nearflash.device.bitstreams.board import Board, Resources, Routing
 from nearflash.device.bitstreams.header import Label, rename_design
-from nearflash.device.bitstreams.manifest import BuildManifest, sha256
+from nearflash.device.bitstreams.manifest import PLACES, BuildManifest, sha256
 from nearflash.support.files import PUBLIC_MODE, copy_durably, write_durably
 
 __all__ = ["CLOCK_DERATING", "TIMING_MODEL", "Implemented", "build", "design_digest", "design_text", "implement"]
@@ -41,9 +44,6 @@ CLOCK_DERATING = 0.65
 A pass over the netlist decoded from the bitstream, with prjxray's delays of pins and wires, found .71 to .95 of it."""
 TIMING_MODEL = "nextpnr, prjxray's delays of DSP slices and PS7; without delays of LUT pins, clock skew, hold times"
 
-#: Of prjxray's database: the family that a part's device belongs to.
-_DATABASES = {"xc7z": "zynq7", "xc7a": "artix7", "xc7k": "kintex7", "xc7s": "spartan7"}
-
 
 @dataclass(frozen=True)
 class Implemented:
@@ -52,6 +52,8 @@ class Implemented:
     cells: Resources
     routed: Routed
     bitstream: Path
+    places: View
+    """Its netlist by place, which the bitstream decodes to."""
 
 
 def design_text(build_config: KernelConfig, git_revision: int = 0) -> str:
@@ -80,7 +82,7 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
         raise ConfigError(f"board.toml of {board.name} must have routing.{kernel}, where place and route starts from")
     programs = programs or fetch()
     work.mkdir(parents=True, exist_ok=True)
-    database = PartDatabase(programs.bit_database(_DATABASES[board.part[:4]]), board.part)
+    database = open_database(programs, board.part)
 
     design = design_digest(build_config)
     revision = revision_of(board, kernel, design)
@@ -91,7 +93,9 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     clock = dividers(int(made.routed.fmax_hz * CLOCK_DERATING))
     (work / f"{kernel}.hwh").write_text(hwh_text(board, build_config, clock))
 
-    files = [work / f"{kernel}.bit", work / f"{kernel}.hwh"]
+    (work / f"{kernel}{PLACES}").write_bytes(save_view(made.places))
+
+    files = [work / f"{kernel}{suffix}" for suffix in (".bit", ".hwh", PLACES)]
     manifest = BuildManifest(
         board=board.name, config=build_config.full_name, digest=build_config.digest, design=design, git=revision,
         tools=_versions(programs), files={path.name: sha256(path) for path in files}, utilisation=made.cells,
@@ -107,10 +111,11 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
 def implement(
     programs: SidPrograms, database: PartDatabase, source: Path, family: str, pins: Mapping[str, str], routing: Routing
 ) -> Implemented:
-    """The module `top` of an RTLIL file as a bitstream beside it, with its ports on `pins`; read back and compared.
+    """The module `top` of an RTLIL file as a bitstream beside it, with its ports on `pins`.
 
-    Raises ToolsError where a program fails, FormatError for features that no one knows, BitstreamError where a bit of
-    the bitstream is not what was written.
+    It is read back, decoded, and compared with the netlist that was routed. Raises ToolsError where a program fails,
+    FormatError for features that no one knows, BitstreamError where a bit of the bitstream is not what was written, a
+    place is not what was routed, or a pin has no driver.
     """
     xdc, frames, bitstream, netlist = (source.with_suffix(suffix) for suffix in (".xdc", ".frm", ".bit", ".json"))
     design = synthesise(source, family, SETTINGS, routing.dsp_adder_bits)
@@ -134,7 +139,9 @@ def implement(
     text = programs.run("bitread", part[0], "-y", bitstream, log=source.with_suffix(".bitread.log"))
     if wrong := bits ^ read_bits(text):
         raise BitstreamError(f"{bitstream} must read back as it was written, but {len(wrong)} bits differ")
-    return Implemented(counts, routed, bitstream)
+    places = read_routed(database, placed)
+    check_bits(database, bits, places)
+    return Implemented(counts, routed, bitstream, places)
 
 
 def _versions(programs: SidPrograms) -> dict[str, str]:

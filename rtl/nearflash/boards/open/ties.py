@@ -27,12 +27,12 @@ Site = tuple[str, str, int, int, str]
 
 
 def locate(database: PartDatabase, cell: Mapping[str, Any]) -> Site:
-    """Where nextpnr put a cell of its routed netlist. Raises FormatError for a cell without a place."""
+    """Find the place that nextpnr gave a cell of its routed netlist. Raises FormatError for a cell without a place."""
     found = _BEL.fullmatch(bel := cell["attributes"].get("NEXTPNR_BEL", ""))
-    if found is None:
-        raise FormatError(f"a routed cell must have a place like X1Y2/SLICE_X0Y0.AFF, not {bel!r}")
-    column, row, kind, x, y, name = found.groups()
-    return database.tile_at(int(column), int(row)), kind, int(x), int(y), name
+    tile = database.find_tile(int(found[1]), int(found[2])) if found else None
+    if found is None or tile is None:
+        raise FormatError(f"a routed cell must have a place in {database.device} like X1Y2/SLICE_X0Y0.AFF, not {bel!r}")
+    return tile, found[3], int(found[4]), int(found[5]), found[6]
 
 
 def list_ties(database: PartDatabase, cells: Mapping[str, Any]) -> Iterator[str]:
