@@ -17,6 +17,9 @@ _LEFT_OUT = pytest.StashKey[Counter[str]]()
 REPEATED_STALLS = ("source", "sink", "bursty")
 """Patterns that add to `none` and `both` what proofs hold for most units; `both` stalls sources and sinks."""
 
+# Designs are made of millions of small objects that stay: by default a quarter of making one goes into looking at them.
+gc.set_threshold(20_000, 20, 20)
+
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU run on the CPU; read when they are imported
 
