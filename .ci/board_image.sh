@@ -40,7 +40,7 @@ try board /usr/local/bin/nearflash
 if test -n "${NEARFLASH_PYTHON310:-}"; then
   rm -rf $folder/venv
   "$NEARFLASH_PYTHON310" -m venv --without-pip $folder/venv
-  .venv/bin/python -m pip install -q --disable-pip-version-check --python $folder/venv/bin/python 'numpy==1.21.5' "$wheel"
+  .venv/bin/python -m pip --python $folder/venv/bin/python install -q --disable-pip-version-check 'numpy==1.21.5' "$wheel"
   $folder/venv/bin/python -c 'import platform, numpy; print(platform.python_version(), "numpy", numpy.__version__)'
   NEARFLASH_REPLAY=$transcript try $folder/venv/bin/nearflash
 fi
