@@ -1,9 +1,8 @@
-"""How many random mutants of host/ the tests of make test notice: python .ci/mutants.py [COUNT] [SECONDS A MUTANT].
+"""How many random mutants of host/ the tests of make test notice: python .ci/mutants.py [COUNT] [SECONDS EACH] [SEED].
 
 Each mutant changes one place of one file in a copy of the tree: a comparison turned round, an integer one more or less,
 a condition negated, or a statement dropped. It is killed where a test of its package fails: first those of the file's
-own name, then up to ten files that name its module, then all of
-tests/PACKAGE. A JSON line each; the last is the score.
+own name, then up to ten files that name its module, then all of tests/PACKAGE. A JSON line each; the last is the score.
 """
 
 import ast
@@ -54,9 +53,9 @@ def mutate(kind: str, node: ast.AST, rng: random.Random) -> None:
         node.__class__, node.__dict__ = ast.Pass, {key: node.__dict__[key] for key in ("lineno", "col_offset")}
 
 
-def choose(rng: random.Random) -> tuple[Path, str, int, str]:
+def choose(rng: random.Random, tree_root: Path) -> tuple[Path, str, int, str]:
     """A random mutant: its file, the kind, the line, and the file's text with it. Long files have more of them."""
-    files = sorted((ROOT / "host/nearflash").rglob("*.py"))
+    files = sorted((tree_root / "host/nearflash").rglob("*.py"))
     sizes = [path.stat().st_size for path in files]
     while True:
         path = rng.choices(files, sizes)[0]
@@ -67,12 +66,12 @@ def choose(rng: random.Random) -> tuple[Path, str, int, str]:
             line = node.lineno
             mutate(kind, node, rng)
             if ast.dump(tree) != ast.dump(original):
-                return path, kind, line, ast.unparse(ast.fix_missing_locations(tree))
+                return path.relative_to(tree_root), kind, line, ast.unparse(ast.fix_missing_locations(tree))
 
 
 def find_tests(path: Path) -> list[list[str]]:
     """Tests that may notice a change of a file, those that do so fastest first."""
-    parts = path.relative_to(ROOT / "host/nearflash").with_suffix("").parts
+    parts = path.relative_to("host/nearflash").with_suffix("").parts
     module, area = ".".join(parts).removesuffix(".__init__"), f"tests/{parts[0]}"
     mirror = ROOT / "tests" / Path(*parts[:-1]) / f"test_{parts[-1]}.py"
     parent, _, leaf = module.rpartition(".")
@@ -86,7 +85,7 @@ def find_tests(path: Path) -> list[list[str]]:
 
 def run_mutant(tree: Path, path: Path, text: str, limit_s: float) -> str:
     """The test that failed, `time` where they took too long (an endless loop), empty where all passed."""
-    target = tree / path.relative_to(ROOT)
+    target = tree / path
     before = target.read_text()
     target.write_text(text)
     paths = os.pathsep.join(str(tree / root) for root in ("host", "rtl", "sim"))
@@ -107,8 +106,8 @@ def run_mutant(tree: Path, path: Path, text: str, limit_s: float) -> str:
 
 def main() -> None:
     """Print each mutant as a JSON line, and the score."""
-    count, limit_s = int((*sys.argv[1:], 60)[0]), float((*sys.argv[2:], 600)[0])
-    rng, killed = random.Random(SEED), 0
+    count, limit_s, seed = int((*sys.argv[1:], 60)[0]), float((*sys.argv[2:], 600)[0]), int((*sys.argv[3:], SEED)[0])
+    rng, killed = random.Random(seed), 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -116,10 +115,10 @@ def main() -> None:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tree / name)
         for number in range(1, count + 1):
-            path, kind, line, text = choose(rng)
+            path, kind, line, text = choose(rng, tree)
             noticed = run_mutant(tree, path, text, limit_s)
             killed += bool(noticed)
-            row = {"file": str(path.relative_to(ROOT)), "line": line, "kind": kind, "killed_by": noticed}
+            row = {"file": str(path), "line": line, "kind": kind, "killed_by": noticed}
             print(json.dumps(row | {"killed": killed, "of": number}), flush=True)
     print(json.dumps({"mutants": count, "killed": killed, "share": round(killed / count, 3)}))
 
