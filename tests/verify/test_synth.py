@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.errors import ConfigError
-from nearflash.verify.synth import resources, run
+from nearflash.verify.synth import UnitResources, resources, run
 
 
 class Stage(wiring.Component):
@@ -38,8 +38,12 @@ class Pair(wiring.Component):
         return m
 
 
-def test_cells_and_depth_of_a_known_design() -> None:
-    stage = resources(Stage(), "xcup")
+@pytest.fixture(scope="module")
+def stage() -> UnitResources:
+    return resources(Stage(), "xcup")
+
+
+def test_cells_and_depth_of_a_known_design(stage: UnitResources) -> None:
     assert (stage.lut, stage.ff, stage.dsp, stage.bram36) == (4, 24 + 4, 0, 0)
     assert (stage.logic_depth, stage.path) == (1.0, ("from FDRE held", "LUT6", "to FDRE o"))
 
@@ -107,9 +111,8 @@ def test_the_write_address_of_a_lut_ram_is_no_path_to_what_it_reads(family: str,
     assert found.path[1].split()[0] == primitive, "from a register of the read address"
 
 
-def test_black_boxes_and_their_cells_add_up_to_the_whole() -> None:
-    whole, stage = resources(Pair(), "xcup"), resources(Stage(), "xcup")
-    rest = resources(Pair(), "xcup", boxes="top.stage_*")
+def test_black_boxes_and_their_cells_add_up_to_the_whole(stage: UnitResources) -> None:
+    whole, rest = resources(Pair(), "xcup"), resources(Pair(), "xcup", boxes="top.stage_*")
     assert (rest.lut, rest.ff) == (4, 4)
     assert rest.lut + 2 * stage.lut == whole.lut
     assert rest.ff + 2 * stage.ff == whole.ff

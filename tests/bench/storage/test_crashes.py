@@ -7,7 +7,7 @@ from nearflash.bench.storage.crashes import crash_points
 from nearflash.storage.state.state_file import StateFile
 
 
-@pytest.mark.parametrize("files", [1, 2])
+@pytest.mark.parametrize("files", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_every_image_recovers(tmp_path, files):
     found = crash_points(tmp_path, files=files, steps=2, tries=8, seed=files)
     assert found.bad == []
