@@ -127,6 +127,11 @@ def test_what_is_loaded_is_not_loaded_again(board, bitstreams):
     PynqDevice.LOCK.write_text(f"1\n{'0' * 64} {manifest.file('.bit')}\n")
     open_device("pynq:update-tiny").close()
     assert board.downloads == 4, "the file was another one when it was loaded"
+    allocate, download = board.default_memory.allocate, board.download
+    board.default_memory.allocate = lambda *_, **__: (_ for _ in ()).throw(RuntimeError("Allocate failed"))
+    board.download = lambda *given: setattr(board.default_memory, "allocate", allocate) or download(*given)
+    open_device("pynq:update-tiny").close()
+    assert board.downloads == 5, "PYNQ gave no memory before"
 
 
 def test_one_process_has_the_board(board):

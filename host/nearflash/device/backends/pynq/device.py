@@ -24,6 +24,7 @@ from nearflash.device.backends.pynq.memory import PynqMemory
 from nearflash.device.backends.remote.device import RemoteDevice
 from nearflash.device.base import Device
 from nearflash.device.bitstreams import BuildManifest, load_board
+from nearflash.device.memory import PAGE_BYTES
 
 __all__ = ["PynqDevice"]
 
@@ -181,7 +182,7 @@ def _load(pynq: Any, manifest: BuildManifest, lock: BoardLock, *, again: bool) -
                 f"{path} must be for the board that loads it, not for a {overlay.parser.family_ps} ({expected}): this "
                 f"is {device.name}, {device.arch}; name the build of this board"
             )
-        if again or not is_loaded:
+        if again or not is_loaded or not _can_allocate(pynq, device):
             lock.note_loaded("")
             overlay.download()
             lock.note_loaded(name)
@@ -195,6 +196,15 @@ def _load(pynq: Any, manifest: BuildManifest, lock: BoardLock, *, again: bool) -
         slcr = pynq.MMIO(SLCR_ADDRESS, SLCR_BYTES, device=device)
         check_port(lambda offset: int(slcr.read(offset)), manifest.clock_hz, f"register 0 at {core['phys_addr']:#x}")
     return pynq.MMIO(core["phys_addr"], core["addr_range"], device=device)
+
+
+def _can_allocate(pynq: Any, device: Any) -> bool:
+    """Whether PYNQ gives memory to a process that has loaded nothing: XRT may want its own metadata first."""
+    try:
+        pynq.allocate(shape=(PAGE_BYTES,), dtype="u1", target=device).freebuffer()
+    except (MemoryError, RuntimeError, OSError):
+        return False
+    return True
 
 
 def _find_loaded(pynq: Any) -> str:
