@@ -33,6 +33,11 @@ FILES = {
     "segbits_bram.db": "BRAM.RAMB18_Y0.IN_USE 01_00\n",
     "segbits_bram.block_ram.db": "BRAM.RAMB18_Y0.INIT_00[000] 00_00\nBRAM.RAMB18_Y0.INIT_00[255] 02_319\n",
     "segbits_iob.db": "IOB.IOB33_Y1.PULLUP 01_64\nIOB.IOB33_Y0.PULLUP 01_65\n",
+    "tile_type_CLBL.json": json.dumps({"sites": [
+        {"site_pins": {"A1": {"delay": ["0.180", "0.225", "0.428", "0.531"], "wire": "CLBL_M_A1"}, "D6": None}},
+        {"site_pins": {"AX": {"delay": ["0.1", "0.1", "0.1", "0.1"], "wire": "CLBL_L_AX"}}}]}),
+    "tile_type_CLBR.json": json.dumps({"sites": [
+        {"site_pins": {"A1": {"delay": ["0.180", "0.225", "0.428", "0.529"], "wire": "CLBL_M_A1"}}}]}),
     "ppips_clb.db": "CLB.CLB_IMUX0.CLB_A1 always\n",
 }  # fmt: skip
 
@@ -51,9 +56,10 @@ _BUILT_IN = 100
 """Of names in a chip database, those that nextpnr has itself."""
 
 
-def _chip_file(tiles, version=6, magic=0xCA7CA7, blocks=None, kinds=()):
-    blocks = blocks or {}
-    tiles = tiles | {tile: {wire: 0 for _, pins in bels.values() for wire in pins} for tile, bels in blocks.items()}
+def _chip_file(tiles, version=6, magic=0xCA7CA7, blocks=None, kinds=(), pips=None):
+    blocks, pips = blocks or {}, pips or {}
+    tiles = tiles | {tile: tiles.get(tile, {}) | {wire: 0 for _, pins in bels.values() for wire in pins}
+                     for tile, bels in blocks.items()}  # fmt: skip
     names = [
         *tiles,
         *(name for wires in tiles.values() for name in wires),
@@ -79,12 +85,15 @@ def _chip_file(tiles, version=6, magic=0xCA7CA7, blocks=None, kinds=()):
         put(place, _BUILT_IN + names.index(tile))
         for wire, (name, kind) in zip(array(place + 12, len(wires), 48), wires.items(), strict=True):
             put(wire, _BUILT_IN + names.index(name), kind)
+        for pip, ends in zip(array(place + 20, len(pips.get(tile, ())), 24), pips.get(tile, ()), strict=True):
+            put(pip, *map(list(wires).index, ends))
         bels = blocks.get(tile, {})
         for bel, (name, (kind, pins)) in zip(array(place + 4, len(bels), 36), bels.items(), strict=True):
             put(bel, _BUILT_IN + names.index(name), kind)
             for pin, (wire, number) in zip(array(bel + 24, len(pins), 12), pins.items(), strict=True):
                 put(pin, number, list(wires).index(wire))
     for grade in array(chip + 68, 1 if kinds else 0, 28):
+        array(grade + 4, 1, 52)
         for cell, kind in zip(array(grade + 20, len(kinds), 12), kinds, strict=True):
             put(cell, kind)
             for pin in array(cell + 4, 1, 24):
@@ -106,5 +115,6 @@ def chip_file():
     """Bytes of a chip database for nextpnr with the tiles given, {tile: {wire: kind}}.
 
     blocks: {tile: {block: (kind, {wire: number of the pin at it})}}. kinds: of cells with delays of one pin.
+    pips: {tile: [(source wire, target wire)]}, all of the one kind of delay.
     """
     return _chip_file

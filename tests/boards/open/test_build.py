@@ -13,6 +13,7 @@ from nearflash.boards.design.revision import revision_of
 from nearflash.boards.open import build as flow
 from nearflash.boards.open import database as database_module
 from nearflash.boards.open.build import build, design_digest
+from nearflash.boards.open.decode.paths import TimingResult
 from nearflash.boards.open.frames import read_bits
 from nearflash.boards.open.packages import PACKAGES, SidPrograms, ToolsError
 from nearflash.device.bitstreams import load_board, load_manifest
@@ -100,7 +101,7 @@ def test_a_build_puts_bitstream_handoff_and_manifest_beside_the_board(board, pro
     manifest.verify()
     assert sorted(manifest.files) == ["update.bit", "update.hwh", "update.places.xz"]
     assert (manifest.fmax_hz, manifest.clock_hz, manifest.evidence) == (101_500_000, 62_500_000, "routed")
-    assert (manifest.derating, manifest.timing_model) == (flow.CLOCK_DERATING, flow.TIMING_MODEL) and (
+    assert (manifest.derating, manifest.timing_model) == (flow.CLOCK_DERATING, flow.TIMING_MODELS[False]) and (
         manifest.clock_hz <= 0.65 * manifest.fmax_hz
     ), "until timing is proved"
     assert manifest.utilisation == Resources(1, 2, 3, 4.5)
@@ -109,6 +110,19 @@ def test_a_build_puts_bitstream_handoff_and_manifest_beside_the_board(board, pro
     assert manifest.design == design_digest(config("update-tiny"))
     bits = programs.run("bitread", "-y", manifest.file(".bit"), log=tmp_path / "log")
     assert read_bits(bits) == {(0x103, 0, 6), (0x102, 0, 1), (0x100, 2, 0)}  # and the feature that the part requires
+
+
+def test_the_manifest_has_the_timing_of_the_decoded_netlist_and_its_clock_keeps_to_it(
+    board, programs, tmp_path, monkeypatch
+):
+    found = TimingResult((20_000, 17_000, 9_000), (-7, 0, 5), ("1.00 ns A/S.AFF", "20.00 ns A/S.BFF.D"))
+    monkeypatch.setattr(flow, "time_bits", lambda database, bits: found)
+    with pytest.warns(match="1 of 3 endpoints hold too short, the worst by 7 ps: no clock helps, another seed"):
+        manifest = build(board, "update", tmp_path / "work", programs)
+    assert (manifest.fmax_hz, manifest.decoded_fmax_hz, manifest.clock_hz) == (101_500_000, 50_000_000, 50_000_000)
+    assert (manifest.late_endpoints, manifest.hold_violations) == (0, 1)
+    assert manifest.decoded_path == found.critical_path
+    assert load_manifest(board, "update") == manifest
 
 
 def test_slices_whose_delays_nobody_knows_are_a_warning(board, programs, tmp_path, monkeypatch):

@@ -50,3 +50,7 @@ def test_an_unknown_part_lists_what_exists(database):
 def test_a_part_may_require_nothing(database):
     (database.folder / "desk7clg1-1/required_features.fasm").unlink()
     assert database.list_required() == []
+
+
+def test_pins_of_luts_have_the_largest_delay_at_their_wire(database):
+    assert database.lut_pins() == {"CLBL_M_A1": 531}

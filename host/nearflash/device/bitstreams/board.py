@@ -66,6 +66,8 @@ class Routing:
     seed: int
     dsp_adder_bits: int = 0
     """Sums and differences of so many bits (to 48) take DSP slices in place of carry chains; 0: none."""
+    slice_delays: bool = False
+    """Place and route with prjxray's delays of slices and LUT pins in place of nextpnr's stubs."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.dsp_adder_bits <= 48:

@@ -61,6 +61,14 @@ class BuildManifest:
     """What computed fmax_hz, and what it leaves out; `none` where nothing did."""
     derating: float = 1.0
     """Fraction of fmax_hz that the clock keeps to, for what the timing model leaves out."""
+    decoded_fmax_hz: int = 0
+    """Highest clock of the netlist that the bitstream decodes to, Hz, by prjxray's delays; 0 where not computed."""
+    decoded_path: tuple[str, ...] = ()
+    """Its critical path: nets by place, with their arrival."""
+    late_endpoints: int = 0
+    """Its setup checks that fail at clock_hz."""
+    hold_violations: int = 0
+    """Its hold checks that fail."""
 
     def __post_init__(self) -> None:
         digests = {"digest": self.digest, "design": self.design, **self.files}

@@ -20,10 +20,13 @@ from nearflash.boards.design.revision import revision_of
 from nearflash.boards.open.database import PartDatabase, open_database
 from nearflash.boards.open.decode.cells import View, save_view
 from nearflash.boards.open.decode.compare import check_bits
+from nearflash.boards.open.decode.paths import TimingResult
 from nearflash.boards.open.decode.routed import read_routed
+from nearflash.boards.open.decode.timing import time_bits
 from nearflash.boards.open.fasm import parse
 from nearflash.boards.open.frames import assemble, read_bits, write_frames
 from nearflash.boards.open.nextpnr.processor_place import processor_pins
+from nearflash.boards.open.nextpnr.slice_timing import slice_delays
 from nearflash.boards.open.nextpnr.timing import assign_types, block_of
 from nearflash.boards.open.packages import SidPrograms, fetch
 from nearflash.boards.open.routing import SETTINGS, Routed, constraints, route
@@ -36,13 +39,18 @@ from nearflash.device.bitstreams.header import Label, rename_design
 from nearflash.device.bitstreams.manifest import PLACES, BuildManifest, sha256
 from nearflash.support.files import PUBLIC_MODE, copy_durably, write_durably
 
-__all__ = ["CLOCK_DERATING", "TIMING_MODEL", "Implemented", "build", "design_digest", "design_text", "implement"]
+__all__ = ["CLOCK_DERATING", "TIMING_MODELS", "Implemented", "build", "design_digest", "design_text", "implement"]
 
 CLOCK_DERATING = 0.65
-"""Fraction of Fmax that clocks keep to until timing is proved: the timing model leaves out delays, skew and hold times.
+"""Fraction of Fmax that clocks keep to until timing is proved.
 
-A pass over the netlist decoded from the bitstream, with prjxray's delays of pins and wires, found .71 to .95 of it."""
-TIMING_MODEL = "nextpnr, prjxray's delays of DSP slices and PS7; without delays of LUT pins, clock skew, hold times"
+A pass over netlists decoded from bitstreams, with prjxray's delays of pins and wires, found .71 to .95 of what nextpnr
+computed with its own delays of slices."""
+TIMING_MODELS = {
+    False: "nextpnr, prjxray's delays of DSP slices and PS7; without delays of LUT pins, clock skew, hold times",
+    True: "nextpnr, prjxray's delays of slices, their pins, DSP slices and PS7; one corner, hold times unchecked",
+}
+"""Without and with a board's `slice_delays`."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class Implemented:
     bitstream: Path
     places: View
     """Its netlist by place, which the bitstream decodes to."""
+    timing: TimingResult
+    """Of the netlist that the bitstream decodes to."""
 
 
 def design_text(build_config: KernelConfig, git_revision: int = 0) -> str:
@@ -90,7 +100,14 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
     made = implement(programs, database, work / "top.il", board.family, board.pins, board.routing[kernel])
     label = Label(kernel, build_config.full_name, build_config.digest, design)
     label.write(made.bitstream, work / f"{kernel}.bit")
-    clock = dividers(int(made.routed.fmax_hz * CLOCK_DERATING))
+    timing = made.timing
+    clock = dividers(min(int(made.routed.fmax_hz * CLOCK_DERATING), timing.fmax_hz or made.routed.fmax_hz))
+    if timing.hold_violations:
+        warnings.warn(
+            f"{timing.hold_violations} of {len(timing.hold_slacks_ps)} endpoints hold too short, the worst by "
+            f"{-timing.hold_slacks_ps[0]} ps: no clock helps, another seed in board.toml may",
+            stacklevel=2,
+        )
     (work / f"{kernel}.hwh").write_text(hwh_text(board, build_config, clock))
 
     (work / f"{kernel}{PLACES}").write_bytes(save_view(made.places))
@@ -100,7 +117,9 @@ def build(board: Board, kernel: str, work: Path, programs: SidPrograms | None = 
         board=board.name, config=build_config.full_name, digest=build_config.digest, design=design, git=revision,
         tools=_versions(programs), files={path.name: sha256(path) for path in files}, utilisation=made.cells,
         clock_hz=clock.clock_hz, fmax_hz=made.routed.fmax_hz, critical_path=made.routed.critical_path,
-        evidence="routed", timing_model=TIMING_MODEL, derating=CLOCK_DERATING,
+        evidence="routed", timing_model=TIMING_MODELS[board.routing[kernel].slice_delays], derating=CLOCK_DERATING,
+        decoded_fmax_hz=timing.fmax_hz, decoded_path=timing.critical_path,
+        late_endpoints=timing.count_late(clock.clock_hz), hold_violations=timing.hold_violations,
     )  # fmt: skip
     for path in files:
         copy_durably(path, board.folder / path.name, mode=PUBLIC_MODE)
@@ -127,7 +146,10 @@ def implement(
         blocks = ", ".join(sorted(untimed))
         warnings.warn(f"prjxray has no delays of {blocks} for {database.part}: Fmax leaves them out", stacklevel=2)
     netlist.write_text(json.dumps(design))
-    routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, used, routing)
+    slices = None
+    if routing.slice_delays:
+        slices = slice_delays([database.delays(kind) for kind in ("slicel", "slicem")], database.lut_pins())
+    routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, used, routing, slices)
     placed = json.loads(netlist.with_suffix(".routed.json").read_text())["modules"]["top"]["cells"]
     lines = chain(fasm.read_text().splitlines(), list_ties(database, placed), database.list_required())
     bits = assemble(database, parse(lines))
@@ -141,7 +163,7 @@ def implement(
         raise BitstreamError(f"{bitstream} must read back as it was written, but {len(wrong)} bits differ")
     places = read_routed(database, placed)
     check_bits(database, bits, places)
-    return Implemented(counts, routed, bitstream, places)
+    return Implemented(counts, routed, bitstream, places, time_bits(database, bits))
 
 
 def _versions(programs: SidPrograms) -> dict[str, str]:

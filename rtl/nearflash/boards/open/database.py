@@ -8,7 +8,8 @@ Source: Project X-Ray's documentation of its database formats.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ __all__ = ["FRAME_WORDS", "WORD_BITS", "Bit", "PartDatabase", "open_database"]
 FRAME_WORDS = 101
 
 WORD_BITS = 32
+_LUT_PIN = re.compile("[A-D][1-6]")
 #: The family that a part's device belongs to.
 _FAMILIES = {"xc7z": "zynq7", "xc7a": "artix7", "xc7k": "kintex7", "xc7s": "spartan7"}
 
@@ -89,6 +91,16 @@ class PartDatabase:
         """Text of the SDF file with the delays of a kind of tile (DSP_L); empty where the family has none."""
         path = self.folder / "timings" / f"{tile}.sdf"
         return path.read_text() if path.exists() else ""
+
+    def lut_pins(self) -> dict[str, int]:
+        """Delays of LUT input pins, ps, by the wire of the tile at them (CLBLM_M_A1): the largest of the corners."""
+        delays: dict[str, int] = {}
+        for path in sorted(self.folder.glob("tile_type_CLB*.json")):
+            for site in json.loads(path.read_text())["sites"]:
+                for name, pin in site["site_pins"].items():
+                    if pin and _LUT_PIN.fullmatch(name):
+                        delays[pin["wire"]] = max(_ps(pin["delay"]), delays.get(pin["wire"], 0))
+        return delays
 
     def frames(self) -> Iterator[int]:
         """Addresses of all frames that tiles have bits in; some come twice."""
@@ -182,6 +194,10 @@ def _spots(bits: Iterable[str], is_set: bool) -> frozenset[tuple[int, int]]:
     """Frame and bit of a feature's bits that are to be set, or clear."""
     return frozenset((int(frame), int(bit)) for text in bits if (text[0] != "!") is is_set
                      for frame, bit in [text.lstrip("!").split("_")])  # fmt: skip
+
+
+def _ps(corners: Sequence[str]) -> int:
+    return round(max(map(float, corners)) * 1000)
 
 
 def _mapping(path: Path) -> dict[str, dict[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.nextpnr.chip_database import correct
+from nearflash.boards.open.nextpnr.slice_timing import SliceDelays
 from nearflash.boards.open.nextpnr.timing import BlockDelays, block_of
 from nearflash.boards.open.packages import SidPrograms
 from nearflash.device.bitstreams.board import Routing
@@ -65,11 +66,12 @@ def route(
     delays: Mapping[str, BlockDelays],
     pins: Collection[str],
     routing: Routing,
+    slices: SliceDelays | None = None,
 ) -> tuple[Routed, Path]:
     """Place and route a netlist; returns the report and the FASM file, beside the netlist and the `.routed.json`.
 
     delays: of the hard blocks that nextpnr knows none of, by their types in the netlist. pins: of the processor block,
-    in use. routing: where it starts from.
+    in use. routing: where it starts from. slices: delays of slices in place of nextpnr's stubs.
     Warns where nextpnr's chip database is of a version that cannot be corrected, and routes with it as it is; and
     where connections stay later than the clock allows: then it routes once more, without rerouting them.
     Raises ToolsError where nextpnr fails.
@@ -78,7 +80,7 @@ def route(
     fasm, report, log, database, own_types = (netlist.with_suffix(suffix) for suffix in suffixes)
     own_types.write_text(_OWN_TYPES.format(own={name: block_of(name) for name in delays}))
     try:
-        correct(programs.chip_database(device), database, delays, pins)
+        correct(programs.chip_database(device), database, delays, pins, slices)
     except FormatError as error:
         database = programs.chip_database(device)
         warnings.warn(

@@ -7,6 +7,7 @@ import pytest
 from nearflash.abi.errors import FormatError
 from nearflash.boards.open.nextpnr.chip_database import correct
 from nearflash.boards.open.nextpnr.chip_file import ChipFile
+from nearflash.boards.open.nextpnr.slice_timing import SliceDelays
 from nearflash.boards.open.nextpnr.timing import BlockDelays
 
 BETWEEN, OUTBOUND, OUTPUT, PIN = 11, 22, 23, 27  # kinds, of nextpnr's own names
@@ -112,3 +113,53 @@ def test_delays_that_are_there_stay(timed, tmp_path):
     before = tables((tmp_path / "chip.bin").read_bytes())
     assert timed.keys() == {2, "DSP48E1_0", "DSP48E1_1", 54} and {kind: timed[kind] for kind in before} == before
     assert before[2][1] == (0, [], [(40, 0, *[2] * 12)])
+
+
+LUTS = {"CLBLM_R": {
+    "SLICE_X0Y0.A6LUT": (1, {"SLICE_X0Y0.A1": 16, "SLICE_X0Y0.CLKINV_OUT": 22, "SLICE_X0Y0.A6LUT_O6": 38}),
+    "SLICE_X1Y0.A5LUT": (1, {"SLICE_X1Y0.A1": 16, "SLICE_X1Y0.A5LUT_O5": 37}),
+}}  # fmt: skip
+TILE = {"CLBLM_R": dict.fromkeys(("CLBLM_M_A1", "CLBLM_M_A", "SLICE_X0Y0.A", "SLICE_X0Y0.AX", "SLICE_X0Y0.AMUX"), 0)}
+PIPS = [
+    ("CLBLM_M_A1", "SLICE_X0Y0.A1"), ("CLBLM_M_A1", "CLBLM_M_A"), ("SLICE_X0Y0.A6LUT_O6", "SLICE_X0Y0.AMUX"),
+    ("SLICE_X0Y0.A6LUT_O6", "SLICE_X0Y0.A"), ("SLICE_X0Y0.A", "CLBLM_M_A"), ("SLICE_X0Y0.AX", "SLICE_X0Y0.AMUX"),
+]  # fmt: skip
+LUT = BlockDelays(paths={("A1", "A6LUT_O6"): 124, ("A1", "A5LUT_O5"): 156}, launches={("CLK", "A6LUT_O6"): 1472})
+SLICES = SliceDelays(
+    pins={"CLBLM_M_A1": 531}, inside={("A6LUT_O6", "AMUX"): 241, ("A6LUT_O6", "A"): 0},
+    tables={("A6LUT", "A5LUT"): LUT}, through=124,
+)  # fmt: skip
+
+
+def pip_delays(content):
+    """Delay of each connection of the first tile, ps, and the flags of its kind; None: of the kind that was there."""
+
+    def numbers(offset, count):
+        return struct.unpack_from(f"<{count}i", content, offset)
+
+    tile, grade = (offset + numbers(offset, 1)[0] for offset in (32, 72))
+    first, kinds = numbers(grade + 4, 2)
+    pips, count = numbers(tile + 20, 2)
+    found = []
+    for at in range(count):
+        kind = numbers(tile + 20 + pips + 24 * at + 16, 1)[0]
+        *delays, flags = numbers(grade + 4 + first + 52 * kind, 13)
+        assert kind < kinds and delays[:4] == delays[:1] * 4 and not any(delays[4:])
+        found.append((delays[0], flags) if kind else None)
+    return found
+
+
+def test_slices_get_delays_of_their_pins_connections_and_cells(tmp_path, chip_file):
+    # Regression: every pin of a LUT was 20 ps, where prjxray has 2 to 540; memories in LUTs had no clock to output.
+    (tmp_path / "chip.bin").write_bytes(
+        chip_file(TILE | {"INT_L": {"IMUX_L0": PIN}}, blocks=LUTS, kinds=(1, 2), pips={"CLBLM_R": PIPS})
+    )
+    correct(tmp_path / "chip.bin", tmp_path / "made.bin", {}, (), SLICES)
+    content = (tmp_path / "made.bin").read_bytes()
+    assert pip_delays(content) == [(531, 1), (531 + 124, 1), (241, 1), (0, 1), (0, 1), None]
+    assert tables(content)[1] == {
+        22: (1, [], []),
+        37: (0, [(16, *[156] * 4)], []),
+        38: (0, [(16, *[124] * 4)], [(22, 0, *[0] * 8, *[1472] * 4)]),
+    }
+    assert tables(content)[2] == tables((tmp_path / "chip.bin").read_bytes())[2], "of another type of cell"

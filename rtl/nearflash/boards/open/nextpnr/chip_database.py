@@ -7,13 +7,16 @@ in the middle of the block, up to 50 tiles from the column where it does; a sear
 these wires get the kind of those between a block and the fabric, which nextpnr looks past. Names, pips and their delays
 stay. For the placer, which does not look at all, the block moves (processor_place.py).
 
-The database has delays of LUTs, flip-flops, carry chains, multiplexers and block RAM. Those of other blocks are added,
-a table for each type of the netlist's cells (timing.py). nextpnr takes a cell's table where it reads the netlist, by
-the type there, and keeps it when the cell's type changes.
+The database has delays of multiplexers and block RAM. Those of other blocks are added, a table for each type of the
+netlist's cells (timing.py). nextpnr takes a cell's table where it reads the netlist, by the type there, and keeps it
+when the cell's type changes. Of LUTs, flip-flops and carry chains, which nextpnr makes itself, it has stubs, and 20 ps
+for every connection within a slice: they get other tables, and the connections kinds of their own (slice_timing.py).
 
 Source: nextpnr 0.11, himbaechel/chipdb.h (the file's structures); himbaechel/uarch/xilinx/xilinx.cc,
 find_source_sink_locs and is_general_routing (the search); himbaechel/arch.cc, assignArchInfo (a cell's table),
-lookup_cell_delay and lookup_port_tmg_type (delays of a cell: tables in order of their numbers).
+lookup_cell_delay and lookup_port_tmg_type (delays of a cell: tables in order of their numbers); himbaechel/arch.h,
+getPipDelay (of a connection); common/kernel/timing.cc, get_cell_delays (a table's delays from a clock that a cell does
+not have count for nothing, so that LUTs with and without memory share one).
 """
 
 import struct
@@ -26,15 +29,17 @@ from nearflash.abi.errors import FormatError
 from nearflash.boards.open.nextpnr import chip_file
 from nearflash.boards.open.nextpnr.chip_file import ChipFile
 from nearflash.boards.open.nextpnr.processor_place import move_processor
+from nearflash.boards.open.nextpnr.slice_timing import SliceDelays
 from nearflash.boards.open.nextpnr.timing import BlockDelays, block_of
 
 __all__ = ["correct"]
 
 _MAGIC, _VERSION = 0x00CA7CA7, 6
 # Bytes of the structures of delays, and offsets in them.
-_GRADE_BYTES, _GRADE_CELLS = 28, 20
+_GRADE_BYTES, _GRADE_PIPS, _GRADE_CELLS = 28, 4, 20
 _CELL_BYTES, _CELL_PINS = 12, 4
 _PIN_BYTES, _PIN_PATHS, _PIN_EDGES = 24, 8, 16
+_PIP_CLASS_BYTES, _PIP_CLASS_FLAGS, _UNBUFFERED = 52, 48, 1
 #: Wires by tile whose kinds stand for all of their kind: outputs of a block's pins and of a tile; between both.
 _OUTPUT, _OUTBOUND = ("PSS2", "PS7_FCLKCLK0"), ("INT_L", "LOGIC_OUTS_L0")
 _BETWEEN = ("INT_INTERFACE_L", "INT_INTERFACE_BLOCK_OUTS_L_B0")
@@ -42,12 +47,19 @@ _PROCESSOR = "PSS"
 """What names of the processor block's tiles begin with."""
 
 
-def correct(source: Path, path: Path, delays: Mapping[str, BlockDelays], pins: Collection[str] = ()) -> int:
+def correct(
+    source: Path,
+    path: Path,
+    delays: Mapping[str, BlockDelays],
+    pins: Collection[str] = (),
+    slices: SliceDelays | None = None,
+) -> int:
     """Write the chip database `source` to `path` with the processor block's wires corrected; returns how many were.
 
     delays: of blocks that the database has none of, to add, by the type of the netlist's cells (`DSP48E1_0`). A device
     may lack a block.
     pins: of the processor block, in use: it moves to them.
+    slices: delays of slices in place of the database's.
     A device without a processor block has no wires to correct.
     Raises FormatError for a file of another version, or one in which the kinds cannot be told.
     """
@@ -58,6 +70,7 @@ def correct(source: Path, path: Path, delays: Mapping[str, BlockDelays], pins: C
             raise FormatError(f"{source} must be a chip database of version {_VERSION}, not {found[0]:#x}, {found[1]}")
         changed = _correct_processor(database, source)
         _add_delays(database, delays)
+        _set_slice_delays(database, slices or SliceDelays())
         move_processor(database, pins)
     except FormatError:
         raise
@@ -75,22 +88,22 @@ def _wires(file: ChipFile) -> Iterator[tuple[str, str, int]]:
             yield kind, file.name(file.number(wire)), wire + chip_file.WIRE_KIND
 
 
-def _block_pins(file: ChipFile, kind: str) -> dict[str, int]:
-    """Numbers of the pins of a kind of block (`DSP48E1`); none where the device has none.
+def _block_pins(file: ChipFile, kinds: Collection[str]) -> tuple[dict[str, int], set[int]]:
+    """Numbers of the pins of kinds of block (`DSP48E1`), and those of their types; none where the device has none.
 
     Names of pins are those of the wires at them, in the block's site: nextpnr's own names are not in the file. At a
     pin whose signal can be inverted it is the wire behind the inverter.
     """
+    pins, types = {}, set()
     for tile in file.array(file.chip + chip_file.CHIP_TILES, chip_file.TILE_BYTES):
         for bel in file.array(tile + chip_file.TILE_BELS, chip_file.BEL_BYTES):
-            if file.name(file.number(bel)).rpartition(".")[2] == kind:
+            if file.name(file.number(bel)).rpartition(".")[2] in kinds:
+                types.add(file.number(bel + chip_file.BEL_TYPE))
                 wires = file.array(tile + chip_file.TILE_WIRES, chip_file.WIRE_BYTES)
-                pins = {}
                 for pin in file.array(bel + chip_file.BEL_PINS, chip_file.PIN_BYTES):
                     wire = file.name(file.number(wires[file.number(pin + chip_file.PIN_WIRE)]))
                     pins[wire.rpartition(".")[2].removesuffix("INV_OUT")] = file.number(pin)
-                return pins
-    return {}
+    return pins, types
 
 
 def _correct_processor(database: ChipFile, source: Path) -> int:
@@ -111,7 +124,7 @@ def _correct_processor(database: ChipFile, source: Path) -> int:
 
 def _add_delays(database: ChipFile, delays: Mapping[str, BlockDelays]) -> None:
     """Add a table to each speed grade for each type of the netlist's cells."""
-    pins = {block: _block_pins(database, block) for block in set(map(block_of, delays))}
+    pins = {block: _block_pins(database, {block})[0] for block in set(map(block_of, delays))}
     timed = [name for name in delays if pins[block_of(name)]]
     if not timed:
         return
@@ -121,6 +134,47 @@ def _add_delays(database: ChipFile, delays: Mapping[str, BlockDelays]) -> None:
         for cell, name, number in zip(room, timed, numbers, strict=True):
             database.put(cell, number)
             database.point(cell + _CELL_PINS, *_append_pins(database, delays[name], pins[block_of(name)]))
+
+
+def _set_slice_delays(database: ChipFile, slices: SliceDelays) -> None:
+    """Give the slices' cells other tables, and the connections within slices kinds of their own."""
+    for blocks, table in slices.tables.items():
+        pins, types = _block_pins(database, blocks)
+        for grade in database.array(database.chip + chip_file.CHIP_GRADES, _GRADE_BYTES):
+            for cell in database.array(grade + _GRADE_CELLS, _CELL_BYTES):
+                if database.number(cell) in types:
+                    database.point(cell + _CELL_PINS, *_append_pins(database, table, pins))
+    delays = dict(_slice_pips(database, slices))
+    kinds = sorted(set(delays.values()))
+    numbers: dict[int, int] = {}
+    for grade in database.array(database.chip + chip_file.CHIP_GRADES, _GRADE_BYTES) if kinds else ():
+        first = len(database.array(grade + _GRADE_PIPS, _PIP_CLASS_BYTES))
+        numbers = {delay: first + at for at, delay in enumerate(kinds)}
+        for kind, delay in zip(
+            database.extend(grade + _GRADE_PIPS, _PIP_CLASS_BYTES, (), len(kinds)), kinds, strict=True
+        ):
+            database.put(kind, *[delay] * 4)
+            database.put(kind + _PIP_CLASS_FLAGS, _UNBUFFERED)
+    for pip, delay in delays.items():
+        database.put(pip + chip_file.PIP_TIMING, numbers[delay])
+
+
+def _slice_pips(database: ChipFile, slices: SliceDelays) -> Iterator[tuple[int, int]]:
+    """Offset and delay, ps, of each connection within slices, their pins included, whose delay is known."""
+    for tile in database.array(database.chip + chip_file.CHIP_TILES, chip_file.TILE_BYTES):
+        names = [database.name(database.number(wire))
+                 for wire in database.array(tile + chip_file.TILE_WIRES, chip_file.WIRE_BYTES)]  # fmt: skip
+        if slices.pins.keys().isdisjoint(names):
+            continue
+        for pip in database.array(tile + chip_file.TILE_PIPS, chip_file.PIP_BYTES):
+            source, target = (names[database.number(pip + at)] for at in (chip_file.PIP_SOURCE, chip_file.PIP_TARGET))
+            ends = source.rpartition(".")[2], target.rpartition(".")[2]
+            if source in slices.pins:  # into the LUT, or through it to the tile's wire at its output
+                yield pip, slices.pins[source] + (0 if "." in target else slices.through)
+            elif "." in source and "." in target and ends in slices.inside:
+                yield pip, slices.inside[ends]
+            elif ("." in source) != ("." in target):
+                yield pip, 0
 
 
 def _append_pins(database: ChipFile, delays: BlockDelays, pins: Mapping[str, int]) -> tuple[int, int]:

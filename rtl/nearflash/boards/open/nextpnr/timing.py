@@ -5,21 +5,18 @@ parameters: a slice without registers has paths from its inputs to its outputs, 
 one table for each type of a netlist's cells, so the slices get one type for each set of parameters. Paths inside a
 slice, from register to register, are left out.
 
-Source: IEEE 1497-2001 (SDF); prjxray's `timings/DSP_L.sdf` and `PSS2.sdf` (slow corner, largest values).
+Source: prjxray's `timings/DSP_L.sdf` and `PSS2.sdf` (slow corner, largest values).
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BlockDelays", "assign_types", "block_of", "dsp_delays", "dsp_parameters", "processor_delays"]
+from nearflash.boards.open.nextpnr.sdf import Cell, read_cells
 
-_LINE = re.compile(
-    r'\(CELLTYPE "(?P<kind>[^"]*)"|\(IOPATH (?P<source>\w+) (?P<target>\w+) (?P<delay>\([^)]*\) *\([^)]*\))'
-    r"|\(SETUP (?P<pin>\w+) \(posedge (?P<clock>\w+)\) (?P<limit>\([^)]*\))"
-)
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+__all__ = ["BlockDelays", "assign_types", "block_of", "dsp_cells", "dsp_delays", "dsp_parameters", "processor_delays"]
+
 _PARAMETER = re.compile(r"_?([A-Z]+REG|[AB]_INPUT|USE_(?:DPORT|MULT|PATTERN_DETECT))_(NO_PATDET|[A-Z0-9]+)")
 _DEFAULTS = {"A_INPUT": "DIRECT", "B_INPUT": "DIRECT", "USE_DPORT": "FALSE", "USE_MULT": "MULTIPLY",
              "USE_PATTERN_DETECT": "NO_PATDET"}  # fmt: skip
@@ -49,7 +46,7 @@ def assign_types(cells: Mapping[str, Any], dsp_sdf: str, processor_sdf: str) -> 
     A type is the block's with a number, `DSP48E1_0`: one for all slices whose delays are by the same parameters.
     dsp_sdf, processor_sdf: text of the SDF file of each; empty where there is none: no delays.
     """
-    timed = {name for kind, _ in _blocks(dsp_sdf) for name, _ in _list_parameters(kind)}
+    timed = {name for cell in read_cells(dsp_sdf) for name, _ in _list_parameters(cell.kind)}
     types: dict[frozenset[tuple[str, str]], str] = {}
     delays = {}
     for cell in cells.values():
@@ -74,8 +71,8 @@ def block_of(timed_type: str) -> str:
 def processor_delays(sdf: str) -> BlockDelays:
     """Delays of a processor block, from the text of its SDF file."""
     found = BlockDelays()
-    for _, delays in _blocks(sdf):
-        found.add(delays)
+    for cell in read_cells(sdf):
+        found.add(_delays(cell))
     return found
 
 
@@ -85,11 +82,18 @@ def dsp_delays(sdf: str, parameters: Mapping[str, str]) -> BlockDelays:
     Of two values that the file gives for one parameter, either counts.
     """
     found = BlockDelays()
-    for kind, delays in _blocks(sdf):
-        wanted = _list_parameters(kind)
-        if all((name, parameters.get(name, _DEFAULTS.get(name, "1"))) in wanted for name, _ in wanted):
-            found.add(delays)
+    for cell in dsp_cells(sdf, parameters):
+        found.add(_delays(cell))
     return found
+
+
+def dsp_cells(sdf: str, parameters: Mapping[str, str]) -> list[Cell]:
+    """The cells of a DSP slice's SDF file that are of these parameters."""
+    return [
+        cell for cell in read_cells(sdf)
+        if all((name, parameters.get(name, _DEFAULTS.get(name, "1"))) in wanted
+               for wanted in [_list_parameters(cell.kind)] for name, _ in wanted)
+    ]  # fmt: skip
 
 
 def dsp_parameters(cell: Mapping[str, Any]) -> dict[str, str]:
@@ -105,20 +109,13 @@ def _list_parameters(kind: str) -> set[tuple[str, str]]:
     return set(_PARAMETER.findall(kind.removeprefix("DSP48E1")))
 
 
-def _blocks(sdf: str) -> Iterator[tuple[str, BlockDelays]]:
-    """Name and delays of each cell of an SDF file in ns; the last number of each triple counts, the larger triple."""
-    kind, delays = "", BlockDelays()
-    for found in _LINE.finditer(sdf):
-        if found["kind"] is not None:
-            yield kind, delays
-            kind, delays = found["kind"], BlockDelays()
-        elif found["pin"]:
-            delays.setups[found["pin"], found["clock"]] = _ps(found["limit"])
-        else:
-            ends = delays.launches if found["source"].endswith("CLK") else delays.paths
-            ends[found["source"], found["target"]] = max(map(_ps, found["delay"].split(")")[:2]))
-    yield kind, delays
-
-
-def _ps(triple: str) -> int:
-    return round(float(_NUMBER.findall(triple)[-1]) * 1000)
+def _delays(cell: Cell) -> BlockDelays:
+    """Delays of a cell of an SDF file; the largest number of each counts."""
+    delays = BlockDelays()
+    for entry in cell.entries:
+        if entry.kind == "SETUP":
+            delays.setups[entry.source, entry.target] = entry.most
+        elif entry.kind == "IOPATH":
+            ends = delays.launches if entry.source.endswith("CLK") else delays.paths
+            ends[entry.source, entry.target] = entry.most
+    return delays
