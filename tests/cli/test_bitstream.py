@@ -140,6 +140,23 @@ def test_build_prints_what_is_made_and_ends_with_2_where_tools_are_missing(capsy
     assert functions == [("desk", "update", True), ("desk", "attend", False)]
 
 
+def test_prove_prints_figures_or_what_is_missing(capsys, desk, monkeypatch):
+    def prove(board, kernel, *, mutants):
+        if kernel == "attend":
+            raise BitstreamError("attend must be built")
+        figures = {"unexplained": 0, "undriven_pins": 0, "differing_places": mutants - 200, "words_differing": 0}
+        return SimpleNamespace(holds=mutants == 200, to_dict=lambda: figures)
+
+    monkeypatch.setattr(subject, "_function", lambda name: {"prove": prove}[name])
+    code, out, _ = run(capsys, "prove", "desk", "--json")
+    assert code == 1 and json.loads(out)["attend"] == {"error": "attend must be built"}
+    assert {"unexplained", "undriven_pins", "differing_places", "words_differing"} <= json.loads(out)["update"].keys()
+    code, out, _ = run(capsys, "prove", "desk", "--kernel", "update")
+    assert code == 0 and out.startswith("desk/update: proved by decoding: unexplained 0, undriven_pins 0")
+    code, out, _ = run(capsys, "prove", "desk", "--kernel", "update", "--mutants", "201")
+    assert code == 1 and out.startswith("desk/update: not proved: unexplained 0, undriven_pins 0, differing_places 1")
+
+
 def test_estimate_takes_one_kernel_or_all(capsys, desk, functions):
     assert run(capsys, "estimate", "desk")[1] == "update: 12 LUT, 8.25 levels\nattend: 12 LUT, 8.25 levels\n"
     assert run(capsys, "estimate", "desk", "--kernel", "attend")[0] == 0

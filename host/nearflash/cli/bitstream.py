@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import json
 import re
 import subprocess
 import tarfile
@@ -21,6 +22,7 @@ _EXAMPLES = """examples:
   nearflash bitstream list
   nearflash bitstream build zynq7045
   nearflash bitstream verify pynq-z2
+  nearflash bitstream prove pynq-z2 --kernel expand
   nearflash bitstream deploy pynq-z2 --kernel update --to xilinx@pynq:nearflash
 """
 _TARGET = re.compile(rf"({HOST}):([\w./~-]+)")
@@ -41,6 +43,10 @@ def add(subparsers: Any) -> None:
     build = action("build", _build, "Build a board's bitstreams, or what its vendor's tools need.", optional=False)
     build.add_argument("--kernel", help="Build this kernel only (boards of the open flow).")
     build.add_argument("--package-only", action="store_true", help="Write the package and run no vendor tool.")
+    prove = action("prove", _prove, "Decode bitstreams, compare them with what was routed, run them.", optional=False)
+    prove.add_argument("--kernel", help="Prove this kernel only (default: all that were built).")
+    prove.add_argument("--mutants", type=int, default=200, help="Flips of one used bit that must be seen.")
+    prove.add_argument("--json", action="store_true", help="Print the figures as JSON, one object a kernel.")
     action("verify", _verify, "Compare configurations and files with the manifests.", optional=True)
     deploy = action("deploy", _deploy, "Load a verified bitstream on this machine's board, or copy it.", optional=False)
     deploy.add_argument("--kernel", required=True, help="The kernel to load.")
@@ -106,6 +112,26 @@ def _build(arguments: argparse.Namespace) -> int:
     for line in _function("build")(load_board(arguments.board), arguments.kernel, package_only=arguments.package_only):
         print(line)
     return 0
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from nearflash.device.bitstreams import load_board
+
+    board, figures, wrong = load_board(arguments.board), {}, 0
+    for kernel in [arguments.kernel] if arguments.kernel else _kernels(board):
+        try:
+            proof = _function("prove")(board, kernel, mutants=arguments.mutants)
+            figures[kernel], holds = proof.to_dict(), proof.holds
+            state = "proved by decoding" if holds else "not proved"
+        except BitstreamError as error:
+            figures[kernel], holds, state = {"error": str(error)}, False, "not proved"
+        wrong += not holds
+        if not arguments.json:
+            text = ", ".join(f"{name} {value}" for name, value in figures[kernel].items())
+            print(f"{board.name}/{kernel}: {state}: {text}")
+    if arguments.json:
+        print(json.dumps(figures, indent=2))
+    return 1 if wrong else 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:

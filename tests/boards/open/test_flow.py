@@ -12,9 +12,10 @@ from amaranth.lib.wiring import Out
 from nearflash.abi.errors import BitstreamError, FormatError
 from nearflash.boards.open.build import implement
 from nearflash.boards.open.database import open_database
-from nearflash.boards.open.decode.bitstream import list_bits
+from nearflash.boards.open.decode.bitstream import decode_netlist, list_bits
 from nearflash.boards.open.decode.cells import load_view, save_view
 from nearflash.boards.open.decode.compare import check_bits
+from nearflash.boards.open.decode.mutants import BitMutants, Mutant
 from nearflash.boards.open.fasm import Feature
 from nearflash.boards.open.packages import find_programs
 from nearflash.device.bitstreams.board import Routing
@@ -140,6 +141,18 @@ def test_another_netlist_and_other_bits_are_errors(made, database):
         check_bits(database, bits, other)
     with pytest.raises(FormatError, match="each set bit must belong to a feature of xc7z020clg400-1, but 1 do not"):
         check_bits(database, bits | {(0x400000, 0, 31)}, made.places)
+
+
+def test_every_flip_of_a_used_bit_is_seen(made, database):
+    bits = list_bits(find_programs(), database, made.bitstream)
+    netlist = decode_netlist(database, bits)
+    mutants = BitMutants(netlist, netlist.cells(), bits)
+    drawn = mutants.sample(60)
+    kinds = Counter("INIT" in mutant.feature for mutant in drawn)
+    assert kinds[True] >= 10 and kinds[False] == 30, "of tables and of pips"
+    assert [mutant for mutant in drawn if not mutants.is_seen(mutant)] == []
+    elsewhere = Mutant(drawn[0].tile, drawn[0].feature, drawn[-1].used_by)
+    assert not mutants.is_seen(elsewhere), "a place that does not use the bit is as before"
 
 
 def test_each_dsp_slice_has_the_delays_of_its_registers(made):

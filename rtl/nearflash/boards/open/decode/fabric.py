@@ -7,6 +7,7 @@ where no pip drives them (`default` in prjxray's database). A node with none of 
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import Any, NamedTuple
 
 from nearflash.abi.errors import FormatError
@@ -39,18 +40,32 @@ class Fabric:
         self.database = database
         #: Features that are no pips, by tile.
         self.configuration: dict[str, set[str]] = {}
+        #: Pips on the way to a wire that was traced: what comes in, and the wire that was asked for.
+        self.used_pips: dict[Wire, tuple[str, Wire]] = {}
         self._pips: dict[Wire, str] = {}
         self._sources: dict[Wire, Source] = {}
         self._kinds: dict[str, _TileKind] = {}
         self._joined = _join(database.connections())
         for tile, names in features.items():
-            wires = self.kind(tile).wires
-            for name in names:
-                to, _, origin = name.partition(".")
-                if to not in wires or origin not in wires:
-                    self.configuration.setdefault(tile, set()).add(name)
-                elif self._pips.setdefault((tile, to), origin) != origin:
-                    raise FormatError(f"one pip must drive {tile}.{to}, not both {origin} and {self._pips[tile, to]}")
+            self._add(tile, names)
+
+    def replace_tile(self, tile: str, names: frozenset[str]) -> "Fabric":
+        """The same wires with other features of one tile. Raises FormatError as the constructor."""
+        other = copy(self)
+        other.configuration = {name: found for name, found in self.configuration.items() if name != tile}
+        other._pips = {wire: origin for wire, origin in self._pips.items() if wire[0] != tile}
+        other._sources, other.used_pips = {}, {}
+        other._add(tile, names)
+        return other
+
+    def _add(self, tile: str, names: frozenset[str]) -> None:
+        wires = self.kind(tile).wires
+        for name in names:
+            to, _, origin = name.partition(".")
+            if to not in wires or origin not in wires:
+                self.configuration.setdefault(tile, set()).add(name)
+            elif self._pips.setdefault((tile, to), origin) != origin:
+                raise FormatError(f"one pip must drive {tile}.{to}, not both {origin} and {self._pips[tile, to]}")
 
     def kind(self, tile: str) -> "_TileKind":
         """The wires, pins and fixed pips of a tile."""
@@ -71,14 +86,14 @@ class Fabric:
     def trace(self, wire: Wire) -> Source:
         """The source of a wire. Raises FormatError where several drive it."""
         way: list[list[Wire]] = []
-        found: Source = None
+        found, asked = None, wire
         while True:
             if wire in self._sources:
                 found = self._sources[wire]
                 break
             node = self._node(wire)
             way.append(node)
-            step = self._step(node)
+            step = self._step(node, asked)
             if not isinstance(step, list):
                 found = step
                 break
@@ -87,12 +102,14 @@ class Fabric:
             self._sources.update(dict.fromkeys(node, found))
         return found
 
-    def _step(self, node: list[Wire]) -> Source | list[Wire]:
+    def _step(self, node: list[Wire], asked: Wire) -> Source | list[Wire]:
         """The source of a node, or, in a list, the wire before it."""
         active = [(tile, self._pips[tile, wire]) for tile, wire in node if (tile, wire) in self._pips]
         if len(active) > 1:
             raise FormatError(f"one pip must drive {'.'.join(node[0])}, not {len(active)}")
         if active:
+            driven = next(wire for wire in node if wire in self._pips)
+            self.used_pips.setdefault(driven, (active[0][1], asked))
             return active
         sources = set(self._list_sources(node))
         if len(sources) > 1:

@@ -21,14 +21,18 @@ class DecodedBits:
     unexplained: frozenset[Place]
 
 
-def decode_bits(database: PartDatabase, bits: Iterable[Place]) -> DecodedBits:
-    """Read all features whose bits are as the database wants them, at least one of them set."""
+def decode_bits(database: PartDatabase, bits: Iterable[Place], tiles: Iterable[str] | None = None) -> DecodedBits:
+    """Read all features whose bits are as the database wants them, at least one of them set.
+
+    tiles: those whose features are read; all.
+    """
     frames: dict[int, list[tuple[int, int]]] = defaultdict(list)
     unexplained = set(bits)
     for frame, word, bit in unexplained:
         frames[frame].append((word, bit))
     features: dict[str, frozenset[str]] = {}
-    for tile, description in database.tiles.items():
+    for tile in database.tiles if tiles is None else tiles:
+        description = database.tiles[tile]
         found: set[str] = set()
         for kind, block in description.get("bits", {}).items():
             there = _list_set(block, frames)

@@ -8,6 +8,7 @@ Source: AMD UG473 (block RAM), UG479 (DSP48E1), UG472 (clocking), UG471 (SelectI
 
 import re
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 
 from nearflash.abi.errors import FormatError
@@ -91,6 +92,23 @@ class DecodedNetlist:
                 return Cell(bel, {}, {"I0": self._net(SitePin(tile, index, "I0"))})
             case _:
                 return Cell("OUTBUF", {}, {"IN": self._net(SitePin(tile, index, "O"))})
+
+    def replace_tile(self, tile: str, names: frozenset[str]) -> "DecodedNetlist":
+        """The netlist of other features of one tile, with cells at the same places."""
+        other = copy(self)
+        other.fabric, other.undriven, other._slices = self.fabric.replace_tile(tile, names), set(), {}
+        return other
+
+    def read_pins(self, place: str, pins: list[str]) -> list[str]:
+        """Nets at input pins of a site."""
+        tile, index = self._sites[place]
+        return [self._net(SitePin(tile, index, pin)) for pin in pins]
+
+    def name_feature(self, place: str, name: str) -> tuple[str, str]:
+        """A feature of a slice: its tile, and its whole name there."""
+        tile, index = self._sites[place]
+        site = self.fabric.sites(tile)[index]
+        return tile, f"{site['type']}_{site['name'][:2]}.{name}"
 
     def _place(self, tile: str, index: int) -> str:
         site = self.fabric.sites(tile)[index]
