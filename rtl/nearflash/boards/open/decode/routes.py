@@ -23,7 +23,7 @@ class PipFabric(Fabric):
     def step(self, wire: _Wire) -> tuple[list[_Wire], tuple[str, str, str] | None]:
         """The node of a driven wire, and tile, source and target of the pip that drives it; None: a site does."""
         node = self._node(wire)
-        before = self._step(node)
+        before = self._step(node, wire)
         if not isinstance(before, list):
             return node, None
         tile, origin = before[0]
