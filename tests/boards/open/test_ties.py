@@ -25,7 +25,8 @@ def part():
 def ties(part, pin, net, **parameters):
     cell = {"type": "DSP48E1_DSP48E1", "parameters": parameters, "connections": {pin: [net]},
             "attributes": {"NEXTPNR_BEL": "X147Y98/DSP48_X0Y1.DSP48E1"}}  # fmt: skip
-    return [line.removeprefix("DSP_R_X59Y55.") for line in list_ties(part, {**CONSTANTS, "mul": cell})]
+    lines = [line.removeprefix("DSP_R_X59Y55.") for line in list_ties(part, {**CONSTANTS, "mul": cell})]
+    return [line for line in lines if "CASCREG" not in line]
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,14 @@ def test_a_cell_without_a_place_is_an_error(part):
     for place in ({}, {"NEXTPNR_BEL": "X9999Y1/SLICE_X0Y0.AFF"}, {"NEXTPNR_BEL": "X1Y1/PSEUDO_GND"}):
         with pytest.raises(FormatError, match=r"a routed cell must have a place in xc7z020 like X1Y2/SLICE_X0Y0\.AFF"):
             locate(part, {"attributes": place})
+
+
+@pytest.mark.parametrize(("registers", "cascaded", "is_set"), [(0, 0, True), (1, 1, True), (2, 2, True), (2, 1, False)])
+def test_a_slice_has_two_registers_only_where_it_shall(part, registers, cascaded, is_set):
+    """Regression: slices with one register of A or B had two on silicon."""
+    parameters = {f"{side}{name}": f"{value:032b}" for side in "AB"
+                  for name, value in (("REG", registers), ("CASCREG", cascaded))}  # fmt: skip
+    cell = {"type": "DSP48E1_DSP48E1", "parameters": parameters, "connections": {},
+            "attributes": {"NEXTPNR_BEL": "X147Y98/DSP48_X0Y1.DSP48E1"}}  # fmt: skip
+    lines = [f"DSP_R_X59Y55.DSP48.DSP_1.Z{side}REG_2_{side}CASCREG_1" for side in "AB"]
+    assert list(list_ties(part, {**CONSTANTS, "mul": cell})) == (lines if is_set else [])

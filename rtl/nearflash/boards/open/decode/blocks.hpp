@@ -14,6 +14,7 @@ struct Dsp {
     uint64_t A, B, C, PCIN, ACIN;
     unsigned INMODE, OPMODE, ALUMODE, CARRYIN, CEA1, CEA2, CEB1, CEB2, CEC, CEM, CEP, RSTA, RSTB, RSTC, RSTM, RSTP;
     bool cascade;  // A comes from the slice below
+    bool early;    // the first of two registers of A goes on to the slice above
     uint64_t a1 = 0, a2 = 0, b1 = 0, b2 = 0, c = 0, m = 0, p = 0, P = 0, ACOUT = 0;
 
     uint64_t a_in() const { return cascade ? ACIN : A; }
@@ -50,7 +51,7 @@ struct Dsp {
         return (ALUMODE & 2 ? ~r : r) & MASK48;
     }
 
-    void settle() { P = PREG ? p : sum(); ACOUT = a_out(); }
+    void settle() { P = PREG ? p : sum(); ACOUT = early ? a1 : a_out(); }
 
     void edge() {
         uint64_t next = sum(), product_ = product();
@@ -60,7 +61,7 @@ struct Dsp {
         step(BREG, b1, b2, B, RSTB, CEB1, CEB2);
         if (CREG) c = RSTC ? 0 : CEC ? C : c;
         P = p;
-        ACOUT = a2;
+        ACOUT = early ? a1 : a2;
     }
 
     static void step(int registers, uint64_t& one, uint64_t& two, uint64_t in, unsigned reset, unsigned ce1,

@@ -204,7 +204,7 @@ class _Design:
         words |= {pin: self.net(cell.inputs.get(pin, "0")) for pin in _DSP_PINS}
         if cell.config["CARRYIN_INVERTED"]:
             words["CARRYIN"] = f"!{words['CARRYIN']}"
-        words["cascade"] = str(cell.config["A_INPUT"])
+        words["cascade"], words["early"] = str(cell.config["A_INPUT"]), str(cell.config.get("A_EARLY", 0))
         return "".join(f"{name}.{member} = {word}; " for member, word in words.items())
 
     def _load_memory(self, key: str) -> str:

@@ -217,7 +217,10 @@ def _dsp_config(names: frozenset[str]) -> dict[str, int]:
     )
     config = {name: int(f"Z{name}[0]" not in names) for name in registers}
     for side in "AB":
-        config[f"{side}REG"] = 0 if f"{side}REG_0" in names else 2 if f"{side}REG_2" in names else 1
+        early = f"Z{side}REG_2_{side}CASCREG_1" not in names
+        config[f"{side}REG"] = 0 if f"{side}REG_0" in names else 2 if f"{side}REG_2" in names or early else 1
+        if early:
+            config[f"{side}_EARLY"] = 1  # the first of two registers goes on to the next slice
         config[f"{side}_INPUT"] = int(f"{side}_INPUT[0]" in names)
     for bus, width in (("ALUMODE", 4), ("INMODE", 5), ("OPMODE", 7)):
         config[f"{bus}_INVERTED"] = sum((f"ZIS_{bus}_INVERTED[{bit}]" not in names) << bit for bit in range(width))

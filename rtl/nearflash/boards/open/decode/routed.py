@@ -188,6 +188,9 @@ def _dsp_config(parameters: Mapping[str, str]) -> dict[str, int]:
     registers = ("ADREG", "ALUMODEREG", "CARRYINREG", "CARRYINSELREG", "CREG", "DREG", "INMODEREG", "MREG", "OPMODEREG",
                  "PREG", "AREG", "BREG")  # fmt: skip
     config = {name: _bits(parameters.get(name, "1")) for name in registers}
+    for side in "AB":
+        if (config[f"{side}REG"], _bits(parameters.get(f"{side}CASCREG", "1"))) == (2, 1):
+            config[f"{side}_EARLY"] = 1
     config |= {f"{side}_INPUT": int(parameters.get(f"{side}_INPUT", "DIRECT").strip() == "CASCADE") for side in "AB"}
     for bus, width in (("ALUMODE", 4), ("INMODE", 5), ("OPMODE", 7)):
         config[f"{bus}_INVERTED"] = _bits(parameters.get(f"IS_{bus}_INVERTED", "0")) | sum(
