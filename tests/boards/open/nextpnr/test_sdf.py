@@ -1,6 +1,6 @@
 """SDF files as prjxray writes them."""
 
-from nearflash.boards.open.nextpnr.sdf import Cell, Entry, read_cells
+from nearflash.boards.open.nextpnr.sdf import Entry, SdfCell, read_cells
 
 TEXT = """(DELAYFILE (SDFVERSION "3.0") (TIMESCALE 1ns)
     (CELL
@@ -22,11 +22,11 @@ TEXT = """(DELAYFILE (SDFVERSION "3.0") (TIMESCALE 1ns)
 
 def test_cells_have_their_delays_and_checks_in_ps():
     assert read_cells(TEXT) == [
-        Cell("FF_INIT", "SLICEM", [
+        SdfCell("FF_INIT", "SLICEM", [
             Entry("IOPATH", "CLK", "Q", (102, 127, 259, 322)), Entry("HOLD", "CE", "CLK", (-7, -5)),
             Entry("RECOVERY", "SR", "CLK", (279, 347)),
         ]),
-        Cell("ROUTING_BEL", "SLICEM/ACY0", [Entry("INTERCONNECT", "ax", "di0", (111, 111, 111, 111))]),
+        SdfCell("ROUTING_BEL", "SLICEM/ACY0", [Entry("INTERCONNECT", "ax", "di0", (111, 111, 111, 111))]),
     ]  # fmt: skip
     assert read_cells("") == []
 

@@ -63,7 +63,7 @@ class TimingGraph:
 
 @dataclass(frozen=True)
 class TimingResult:
-    """What a pass over a netlist found; of nets that no clock launches nothing."""
+    """Results of a pass over a netlist; nets that no clock launches are left out."""
 
     periods_ps: tuple[int, ...]
     """The shortest period of each endpoint's setup, longest first."""

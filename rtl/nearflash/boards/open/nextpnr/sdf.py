@@ -8,7 +8,7 @@ Source: IEEE 1497-2001 (SDF).
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["Cell", "Entry", "read_cells"]
+__all__ = ["Entry", "SdfCell", "read_cells"]
 
 _LINE = re.compile(
     r'\(CELLTYPE "(?P<kind>[^"]*)"|\(INSTANCE (?P<instance>[^)\s]*)'
@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Cell:
+class SdfCell:
     """A cell of a file: its type, which has its parameters, where it is, and what is known of it."""
 
     kind: str
@@ -49,14 +49,14 @@ class Cell:
     entries: list[Entry] = field(default_factory=list)
 
 
-def read_cells(text: str) -> list[Cell]:
+def read_cells(text: str) -> list[SdfCell]:
     """The cells of a file in ns, in order."""
-    cells: list[Cell] = []
+    cells: list[SdfCell] = []
     for found in _LINE.finditer(text):
         if found["kind"] is not None:
-            cells.append(Cell(found["kind"]))
+            cells.append(SdfCell(found["kind"]))
         elif found["instance"] is not None:
-            cells[-1] = Cell(cells[-1].kind, found["instance"], cells[-1].entries)
+            cells[-1] = SdfCell(cells[-1].kind, found["instance"], cells[-1].entries)
         elif found["path"]:
             cells[-1].entries.append(Entry(found["path"], found["source"], found["target"], _ps(found["delays"])))
         else:

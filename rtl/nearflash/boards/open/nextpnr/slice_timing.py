@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from nearflash.boards.open.nextpnr.sdf import Cell, read_cells
+from nearflash.boards.open.nextpnr.sdf import SdfCell, read_cells
 from nearflash.boards.open.nextpnr.timing import BlockDelays
 
 __all__ = ["SliceDelays", "slice_delays"]
@@ -94,7 +94,7 @@ def _wires_inside(part: str, source: str) -> tuple[str, str] | None:
     return None if target is None else (source.upper() + ending, target)
 
 
-def _table(cells: list[Cell], wires: Mapping[str, str]) -> BlockDelays:
+def _table(cells: list[SdfCell], wires: Mapping[str, str]) -> BlockDelays:
     """One table for cells of a type: the largest values. The recovery time of a reset stands for its setup."""
     found = BlockDelays()
     for cell in cells:

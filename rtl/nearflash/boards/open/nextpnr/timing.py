@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nearflash.boards.open.nextpnr.sdf import Cell, read_cells
+from nearflash.boards.open.nextpnr.sdf import SdfCell, read_cells
 
 __all__ = ["BlockDelays", "assign_types", "block_of", "dsp_cells", "dsp_delays", "dsp_parameters", "processor_delays"]
 
@@ -87,7 +87,7 @@ def dsp_delays(sdf: str, parameters: Mapping[str, str]) -> BlockDelays:
     return found
 
 
-def dsp_cells(sdf: str, parameters: Mapping[str, str]) -> list[Cell]:
+def dsp_cells(sdf: str, parameters: Mapping[str, str]) -> list[SdfCell]:
     """The cells of a DSP slice's SDF file that are of these parameters."""
     return [
         cell for cell in read_cells(sdf)
@@ -109,7 +109,7 @@ def _list_parameters(kind: str) -> set[tuple[str, str]]:
     return set(_PARAMETER.findall(kind.removeprefix("DSP48E1")))
 
 
-def _delays(cell: Cell) -> BlockDelays:
+def _delays(cell: SdfCell) -> BlockDelays:
     """Delays of a cell of an SDF file; the largest number of each counts."""
     delays = BlockDelays()
     for entry in cell.entries:
