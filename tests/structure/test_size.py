@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 57_000, "rtl": 27_500, "sim": 15_500, "hls": 100, "tests": 64_600}
+LINES = {"host": 57_300, "rtl": 28_000, "sim": 15_500, "hls": 100, "tests": 65_200}
 
 
 @pytest.mark.parametrize("top", LINES)
