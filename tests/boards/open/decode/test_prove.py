@@ -11,7 +11,8 @@ from nearflash.boards.open.packages import find_programs
 from nearflash.device.bitstreams import load_board, load_manifest
 
 GOOD = BitstreamProof(set_bits=9, unexplained=0, undriven_pins=0, places=5, differing_places=0, words=3,
-                      words_differing=0, violations=0, mutants=4, mutants_seen=4)  # fmt: skip
+                      words_differing=0, violations=0, mutants=4, mutants_seen=4, fmax_hz=5,
+                      decoded_fmax_hz=4, late_endpoints=0, hold_violations=1)  # fmt: skip
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def board(tmp_path, monkeypatch):
 
 def test_each_fault_spoils_a_proof():
     assert GOOD.holds
-    for name in ("unexplained", "undriven_pins", "differing_places", "words_differing", "violations"):
+    for name in ("unexplained", "undriven_pins", "differing_places", "words_differing", "violations", "late_endpoints"):
         assert not BitstreamProof(**{**GOOD.to_dict(), name: 1}).holds
     assert not BitstreamProof(**{**GOOD.to_dict(), "mutants_seen": 3}).holds
     assert not BitstreamProof(**{**GOOD.to_dict(), "words": 0}).holds
@@ -50,7 +51,9 @@ def test_expand_is_proved(board):
     manifest = load_manifest(board, "expand")
     found = prove(board, "expand", mutants=20)
     assert found.holds and found.places > 20_000 and found.words == 8640 and found.mutants == 20
-    assert load_manifest(board, "expand").evidence == LEVEL
+    stated = load_manifest(board, "expand")
+    assert stated.evidence == LEVEL and 0 < stated.decoded_fmax_hz == found.decoded_fmax_hz < found.fmax_hz
+    assert "ns CLBL" in stated.decoded_path[0] and "FF." in stated.decoded_path[-1]
     with BitstreamDevice.open("expand-pynq-z2") as device:
         # Regression: it was 0 in all bitstreams.
         assert device.identity.git_revision == int(manifest.git[:8], 16)

@@ -11,6 +11,7 @@ from nearflash.boards.open.decode.device import BitstreamDevice
 from nearflash.boards.open.decode.features import decode_bits
 from nearflash.boards.open.decode.mutants import BitMutants
 from nearflash.boards.open.decode.netlist import DecodedNetlist
+from nearflash.boards.open.decode.timing import time_bits
 from nearflash.boards.open.frames import Place
 from nearflash.boards.open.packages import fetch
 from nearflash.device.bitstreams.board import Board
@@ -28,7 +29,7 @@ _SIZES = {"params": 20, "tokens": 64, "columns": 64}
 
 @dataclass(frozen=True)
 class BitstreamProof:
-    """Figures of a kernel's proof; all are counts."""
+    """Figures of a kernel's proof; all but the clocks are counts."""
 
     set_bits: int
     unexplained: int
@@ -46,11 +47,20 @@ class BitstreamProof:
     mutants: int
     """Bitstreams with one used bit flipped, of which comparing places must see all."""
     mutants_seen: int
+    fmax_hz: int
+    """Of nextpnr's timing model."""
+    decoded_fmax_hz: int
+    """Of the decoded netlist, by prjxray's delays."""
+    late_endpoints: int
+    """Setup checks of the decoded netlist that fail at the manifest's clock."""
+    hold_violations: int
+    """Its hold checks that fail; no fault of the proof, as the skew between clock regions is an allowance."""
 
     @property
     def holds(self) -> bool:
         """Whether nothing is wrong."""
-        faults = (self.unexplained, self.undriven_pins, self.differing_places, self.words_differing, self.violations)
+        faults = (self.unexplained, self.undriven_pins, self.differing_places, self.words_differing, self.violations,
+                  self.late_endpoints)  # fmt: skip
         return not any(faults) and self.words > 0 and self.mutants_seen == self.mutants
 
     def to_dict(self) -> dict[str, int]:
@@ -59,7 +69,7 @@ class BitstreamProof:
 
 
 def prove(board: Board, kernel: str, *, mutants: int = 200) -> BitstreamProof:
-    """Prove the bitstream of a kernel; where the proof holds its manifest states so.
+    """Prove the bitstream of a kernel. Its manifest gets the timing, and where the proof holds the evidence level.
 
     Raises BitstreamError for a bitstream without its routed netlist, which `nearflash bitstream build` makes (minutes
     to an hour), ToolsError without the flow's programs, FormatError for bits that are no design.
@@ -75,10 +85,19 @@ def prove(board: Board, kernel: str, *, mutants: int = 200) -> BitstreamProof:
     database = open_database(programs, board.part)
     bits = list_bits(programs, database, manifest.file(".bit"))
     figures = _compare(database, bits, manifest, mutants)
-    found = BitstreamProof(**figures, **_run(board, manifest, figures["undriven_pins"]))
-    if found.holds and EVIDENCE.index(manifest.evidence) < EVIDENCE.index(LEVEL):
-        text = replace(manifest, evidence=LEVEL).to_json()
-        write_durably(board.folder / f"{kernel}.json", text, mode=PUBLIC_MODE)
+    timing = time_bits(database, bits)
+    late, violations = timing.count_late(manifest.clock_hz), timing.hold_violations
+    found = BitstreamProof(
+        **figures, **_run(board, manifest, figures["undriven_pins"]), fmax_hz=manifest.fmax_hz,
+        decoded_fmax_hz=timing.fmax_hz, late_endpoints=late, hold_violations=violations,
+    )  # fmt: skip
+    rises = found.holds and EVIDENCE.index(manifest.evidence) < EVIDENCE.index(LEVEL)
+    stated = replace(
+        manifest, decoded_fmax_hz=timing.fmax_hz, decoded_path=timing.critical_path, late_endpoints=late,
+        hold_violations=violations, evidence=LEVEL if rises else manifest.evidence,
+    )  # fmt: skip
+    if stated != manifest:
+        write_durably(board.folder / f"{kernel}.json", stated.to_json(), mode=PUBLIC_MODE)
     return found
 
 
