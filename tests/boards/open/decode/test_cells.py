@@ -38,6 +38,8 @@ def test_constants_and_ways_through_luts_are_no_cells():
     cells = {"ff": Cell("FF", {}, {"D": "sum"}), "sum": make_lut(0x8, ["way", "one"]), "way": make_lut(0x2, ["ff"]),
              "one": make_lut(0x3, ["ff"])}  # fmt: skip
     assert collect(["ff"], cells.get, lambda key: True) == {"ff": Cell("FF", {}, {"D": "ff"})}
+    ground = {"ff": Cell("FF", {}, {"D": "ff", "CK": "clock"}), "clock": Cell("BUFGCTRL", {}, {"I0": "0"})}
+    assert collect(["ff"], ground.get, lambda key: True)["ff"].inputs == {"D": "ff", "CK": "0"}
     kept = collect(["ff"], cells.get, lambda key: key == "sum")
     assert kept == {"ff": Cell("FF", {}, {"D": "way"}), "way": make_lut(0x2, ["ff"])}
 

@@ -96,7 +96,7 @@ def collect(roots: Iterable[str], read: Callable[[str], Cell | None], passes: Ca
     """All cells that the roots' inputs come from, and the roots.
 
     read: the cell of a key. passes: of the key of a LUT that hands one input on whether it is a wire (a router's way
-    through a LUT) and no cell. LUTs that are constant, and such wires, are replaced by what they give.
+    through a LUT) and no cell. LUTs and clock buffers that are constant, and such wires, become what they give.
     """
     cells: View = {}
     waiting = list(roots)
@@ -115,6 +115,8 @@ def collect(roots: Iterable[str], read: Callable[[str], Cell | None], passes: Ca
 
 
 def _replace(key: str, cell: Cell, passes: Callable[[str], bool]) -> str | None:
+    if cell.kind == "BUFGCTRL" and cell.inputs["I0"] in ("0", "1"):
+        return cell.inputs["I0"]  # ground, which the router takes over the clock's wires
     if cell.kind != "LUT":
         return None
     table, nets = cell.config["table"], list(cell.inputs.values())
