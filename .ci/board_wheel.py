@@ -74,7 +74,7 @@ def list_files(groups: dict[str, dict[str, str]]) -> dict[str, Path]:
     files |= {f"nearflash/abi/_tomllib/{path.name}": path for path in Path(tomllib.__file__).parent.glob("*.py")}
     for board in sorted(ROOT.glob("bitstreams/*/board.toml")):
         if tomllib.loads(board.read_text())["backend"] == "pynq" and list(board.parent.glob("*.bit")):
-            kept = (path for path in board.parent.iterdir() if path.suffix in (".toml", ".json", ".bit", ".hwh"))
+            kept = (path for path in board.parent.iterdir() if path.suffix in (".toml", ".json", ".bit", ".hwh", ".xz"))
             files |= {f"nearflash/bitstreams/{path.relative_to(ROOT / 'bitstreams')}": path for path in kept}
     return files
 

@@ -12,9 +12,9 @@ from nearflash.device.backends.pynq.device import PynqDevice
 from nearflash.device.bitstreams import boards, load_board, load_manifest
 
 BACKENDS = {
-    "update": {"model", "host", "replay", "verilator", "hls", "pynq", "xrt"},
-    "attend": {"model", "replay", "verilator", "pynq"},
-    "expand": {"model", "host", "replay", "verilator", "pynq", "xrt"},
+    "update": {"bit", "model", "host", "replay", "verilator", "hls", "pynq", "xrt"},
+    "attend": {"bit", "model", "replay", "verilator", "pynq"},
+    "expand": {"bit", "model", "host", "replay", "verilator", "pynq", "xrt"},
 }
 
 
@@ -50,7 +50,7 @@ def test_a_backend_refuses_the_configuration_of_another_kernel(backend):
 
 @pytest.mark.parametrize("spec", ["", "model", "model:", "model:tiny", "nothing:update-tiny", ":update-tiny"])
 def test_unknown_names_list_what_exists(spec):
-    with pytest.raises(UnknownDeviceError, match=rf"device must be one of hls:update-pynq-z2, .*, not '{spec}'"):
+    with pytest.raises(UnknownDeviceError, match=rf"device must be one of bit:attend-pynq-z2, .*, not '{spec}'"):
         open_device(spec)
 
 
@@ -92,7 +92,7 @@ def test_a_name_that_does_not_run_the_kernel_lists_those_that_do(spec):
     with pytest.raises(UnknownDeviceError) as error:
         open_device(spec, kernel="attend")
     listed = str(error.value).removeprefix("device must be one of ").removesuffix(f", not {spec!r}").split(", ")
-    assert listed == ["model", "pynq", "replay", "verilator", *available_devices("attend")]
+    assert listed == ["bit", "model", "pynq", "replay", "verilator", *available_devices("attend")]
 
 
 def test_a_backend_named_alone_names_its_missing_package(monkeypatch):

@@ -53,7 +53,7 @@ def test_arrays_that_do_not_fit_raise_named_errors(arrays, error, message):
 def test_names_that_do_not_exist_list_what_does():
     with pytest.raises(CommandError, match=r"mode must be one of dense, .*, not 'flash'"):
         attend(Q, K, V, policy="flash")
-    with pytest.raises(UnknownDeviceError, match=r"device must be one of model, .*, not 'verilated'"):
+    with pytest.raises(UnknownDeviceError, match=r"device must be one of bit, model, .*, not 'verilated'"):
         attend(Q, K, V, device="verilated")
 
 

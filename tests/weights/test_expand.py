@@ -90,7 +90,7 @@ def test_a_gpu_that_is_not_there_is_named(device, monkeypatch):
 
 
 def test_a_device_without_the_kernel_lists_those_that_have_it():
-    with pytest.raises(UnknownDeviceError, match=r"device must be one of host, model, .*, not 'hls'"):
+    with pytest.raises(UnknownDeviceError, match=r"device must be one of bit, host, model, .*, not 'hls'"):
         expand(pack(PRUNED), "hls")
 
 
