@@ -20,9 +20,9 @@ from nearflash.training.optimizers.store import OptimizerStore
 from nearflash.training.step.full_state import by_place
 from nearflash.training.step.report import Report
 
-__all__ = ["OWN", "CollectiveOptimizer"]
+__all__ = ["CollectiveOptimizer", "name_parameters"]
 
-OWN = ("params", "param_names")
+_OWN = ("params", "param_names")
 """Of a group, what each rank has a part of; the rest is the same on all."""
 _SCALER = ("grad_scale", "found_inf")
 """What torch.amp.GradScaler sets for a step."""
@@ -142,9 +142,9 @@ class CollectiveOptimizer(torch.optim.Optimizer):
 
     def _local_step(self, before: int) -> None:
         for mine, every in zip(self.local.param_groups, self.param_groups, strict=True):
-            for key in mine.keys() - every.keys() - set(OWN):
+            for key in mine.keys() - every.keys() - set(_OWN):
                 del mine[key]
-            mine.update({key: value for key, value in every.items() if key not in OWN})
+            mine.update({key: value for key, value in every.items() if key not in _OWN})
         self.local.metadata.clear()
         self.local.metadata.update(self.share.join(self.metadata))
         for name in _SCALER:
@@ -217,7 +217,7 @@ class CollectiveOptimizer(torch.optim.Optimizer):
 
     def _groups_from_local(self) -> None:
         for mine, every in zip(self.local.param_groups, self.param_groups, strict=True):
-            every.update({key: value for key, value in mine.items() if key not in OWN})
+            every.update({key: value for key, value in mine.items() if key not in _OWN})
 
     def _read_full(self, state_dict: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         """State of a full state dict by parameter. Raises StateError for one of other groups."""
@@ -237,10 +237,30 @@ class CollectiveOptimizer(torch.optim.Optimizer):
     def _local_param_groups(self, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Hyper-parameters of a full state's groups, for the local optimizer's tensors."""
         return [
-            {key: value for key, value in theirs.items() if key not in OWN}
-            | {key: mine[key] for key in OWN if key in mine}
+            {key: value for key, value in theirs.items() if key not in _OWN}
+            | {key: mine[key] for key in _OWN if key in mine}
             for mine, theirs in zip(self.local.state_dict()["param_groups"], given, strict=True)
         ]
+
+    def _add_local_group(self) -> None:
+        """Give the last group's part to the local optimizer, on all ranks together."""
+        self._ranks.together(
+            lambda: self.local.add_param_group(self._local_groups()[-1]),
+            "adding a group",
+            undo=lambda _: self.close(),
+        )
+        self._groups_from_local()
+
+    def _load_share(self, state: dict[int, dict[str, Any]], state_dict: dict[str, Any]) -> None:
+        """Load this rank's part, `state`, of a full state, on all ranks together, and its hyper-parameters."""
+
+        def load() -> None:
+            groups = self._local_param_groups(state_dict["param_groups"])
+            self.local.load_full_state_dict({"state": state, "param_groups": groups})
+
+        self._ranks.together(load, "loading", undo=lambda _: self.local.rollback())
+        self._load_groups(state_dict)
+        self._follow(self._tensors)
 
     def _load_groups(self, state_dict: dict[str, Any]) -> None:
         """Hyper-parameters of a full state, by torch's own way."""
@@ -301,6 +321,11 @@ class CollectiveOptimizer(torch.optim.Optimizer):
                         f"(tensor {index}), not {state[key]!r}; open the state files that belong to it"
                     )
         return state_dict | {"state": {}}
+
+
+def name_parameters(group: Mapping[str, Any], number: int) -> list[str]:
+    """Names of the parameters of a group, the `number`-th, those that it states or their places."""
+    return list(group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))]))
 
 
 def _discard(opened: NearStorageOptimizer, files: Sequence[Path]) -> None:

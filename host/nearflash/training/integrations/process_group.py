@@ -3,6 +3,7 @@
 Without a process group there is one rank, and nothing is sent. Only numbers and tensors travel, never pickled objects.
 """
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -45,6 +46,11 @@ class Ranks:
         with _name_loss():
             distributed.all_gather(every, mine, group=self._group)
         return [[word % _WORD for word in words.tolist()] for words in every]
+
+    def gather_float(self, value: float) -> list[float]:
+        """The value of each rank, to the bit."""
+        words = self.gather(struct.unpack("<Q", struct.pack("<d", value)))
+        return [struct.unpack("<d", struct.pack("<Q", word))[0] for (word,) in words]
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Overwrite the tensor with that of rank `source`."""

@@ -1,7 +1,6 @@
 """Gradients that ranks must agree on before any of them updates: which tensors have one, and that they are the same."""
 
 import math
-import struct
 from collections.abc import Sequence
 
 import torch
@@ -37,8 +36,7 @@ def agree_on_gradients(ranks: Ranks, tensors: Sequence[torch.Tensor]) -> list[to
 def agree_on_norm(ranks: Ranks, tensors: Sequence[torch.Tensor]) -> float:
     """Sum of squares of the tensors' gradients. Raises CommandError, on all ranks, where it is not the same on each."""
     mine = sum_of_squares(tensor.grad for tensor in tensors if tensor.grad is not None)
-    words = ranks.gather(struct.unpack("<Q", struct.pack("<d", mine)))
-    totals = [struct.unpack("<d", struct.pack("<Q", word))[0] for (word,) in words]
+    totals = ranks.gather_float(mine)
     finite = [total for total in totals if math.isfinite(total)]
     if finite and (len(finite) < len(totals) or max(finite) - min(finite) > _SAME * max(finite)):
         norms = ", ".join(f"{math.sqrt(total) if total >= 0 else total:.6g}" for total in totals)

@@ -25,7 +25,7 @@ import torch
 from torch import distributed
 
 from nearflash.abi.errors import CommandError
-from nearflash.training.integrations.collective import CollectiveOptimizer
+from nearflash.training.integrations.collective import CollectiveOptimizer, name_parameters
 from nearflash.training.integrations.rank_gradients import agree_on_gradients, agree_on_norm
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
@@ -84,17 +84,12 @@ class RankedOptimizer(CollectiveOptimizer):
         if self._opened is None:
             return
         try:
-            self._ranks.together(
-                lambda: self.local.add_param_group(self._local_groups()[-1]),
-                "adding a group",
-                undo=lambda _: self.close(),
-            )
+            self._add_local_group()
         except BaseException:
             self.param_groups.pop()
             for tensor in added:
                 del self._rank_of[tensor]
             raise
-        self._groups_from_local()
         self._follow(added)
 
     # State
@@ -120,12 +115,7 @@ class RankedOptimizer(CollectiveOptimizer):
 
     def load_full_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from `full_state_dict` of any number of ranks, or torch's optimizer; see NearStorageOptimizer's."""
-        share = self._ranks.together(lambda: self._share_of(state_dict), "loading")
-        self._ranks.together(
-            lambda: self.local.load_full_state_dict(share), "loading", undo=lambda _: self.local.rollback()
-        )
-        self._load_groups(state_dict)
-        self._follow(self._tensors)
+        self._load_share(self._ranks.together(lambda: self._share_of(state_dict), "loading"), state_dict)
 
     # Tensors and groups
 
@@ -145,7 +135,7 @@ class RankedOptimizer(CollectiveOptimizer):
         """The parameter groups with this rank's tensors only, under the names that they have among all."""
         groups = []
         for number, group in enumerate(self.param_groups):
-            names = group.get("param_names", [f"{number}.{i}" for i in range(len(group["params"]))])
+            names = name_parameters(group, number)
             mine = [i for i, tensor in enumerate(group["params"]) if self._rank_of[tensor] == self._ranks.rank]
             parts = {"params": [group["params"][i] for i in mine], "param_names": [names[i] for i in mine]}
             groups.append(group | parts)
@@ -167,9 +157,8 @@ class RankedOptimizer(CollectiveOptimizer):
                 handles[tensor] = dict(zip(HANDLE, values, strict=True))
         return handles
 
-    def _share_of(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's share of a full state dict, for its own optimizer. Raises StateError for what does not fit."""
+    def _share_of(self, state_dict: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """This rank's state in a full state dict, for its own optimizer. Raises StateError for what does not fit."""
         given = self._read_full(state_dict)
         indices = [index for index, rank in enumerate(self._rank_of.values()) if rank == self._ranks.rank]
-        state = {local_index: given[index] for local_index, index in enumerate(indices) if index in given}
-        return {"state": state, "param_groups": self._local_param_groups(state_dict["param_groups"])}
+        return {local_index: given[index] for local_index, index in enumerate(indices) if index in given}

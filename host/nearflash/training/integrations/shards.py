@@ -22,7 +22,6 @@ move and cast the model before the optimizer is made.
 Source: torch.distributed.fsdp.fully_shard; ZeRO stages 2 and 3 (Rajbhandari et al. 2020).
 """
 
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from torch import distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from nearflash.abi.errors import CommandError, FormatError, ShapeError, StateError
-from nearflash.training.integrations.collective import CollectiveOptimizer
+from nearflash.training.integrations.collective import CollectiveOptimizer, name_parameters
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
 from nearflash.training.step.norm import sum_of_squares
@@ -67,23 +66,17 @@ class ShardedOptimizer(CollectiveOptimizer):
         super().add_param_group(param_group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
         try:
-            named = zip(_names(group, number), group["params"], strict=True)
-            added = {parameter: _view_local(name, parameter) for name, parameter in named}
-            self._local_of |= added
+            named = zip(name_parameters(group, number), group["params"], strict=True)
+            self._local_of |= {parameter: _view_local(name, parameter) for name, parameter in named}
             if self._opened is not None:
-                self._ranks.together(
-                    lambda: self.local.add_param_group(self._local_groups()[-1]),
-                    "adding a group",
-                    undo=lambda _: self.close(),
-                )
+                self._add_local_group()
         except BaseException:
             self.param_groups.pop()
             for parameter in group["params"]:
                 self._local_of.pop(parameter, None)
             raise
         if self._opened is not None:
-            self._groups_from_local()
-            self._follow(added)
+            self._follow(group["params"])
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -124,12 +117,7 @@ class ShardedOptimizer(CollectiveOptimizer):
             index: {name: _own_part(name, value, parameters[index]) for name, value in values.items()}
             for index, values in given.items()
         }
-        share = {"state": state, "param_groups": self._local_param_groups(state_dict["param_groups"])}
-        self._ranks.together(
-            lambda: self.local.load_full_state_dict(share), "loading", undo=lambda _: self.local.rollback()
-        )
-        self._load_groups(state_dict)
-        self._follow(self._tensors)
+        self._load_share(state, state_dict)
 
     def snapshot(self, folder: str | Path, *, replacing: bool = False) -> list[Path]:
         """Files of the last committed step in `folder`/rank<r>, on all ranks together; returns this rank's.
@@ -159,7 +147,11 @@ class ShardedOptimizer(CollectiveOptimizer):
 
     def _local_groups(self) -> list[dict[str, Any]]:
         return [
-            group | {"params": [self._local_of[one] for one in group["params"]], "param_names": _names(group, number)}
+            group
+            | {
+                "params": [self._local_of[one] for one in group["params"]],
+                "param_names": name_parameters(group, number),
+            }
             for number, group in enumerate(self.param_groups)
         ]
 
@@ -177,8 +169,7 @@ class ShardedOptimizer(CollectiveOptimizer):
             for parameter, local in self._local_of.items()
             if local.grad is not None and local.numel() and self._is_counted(parameter)
         )
-        words = self._ranks.gather(struct.unpack("<Q", struct.pack("<d", sum_of_squares(counted))))
-        self._total = sum(struct.unpack("<d", struct.pack("<Q", word))[0] for (word,) in words)
+        self._total = sum(self._ranks.gather_float(sum_of_squares(counted)))
         return [parameter for parameter in parameters if parameter.grad is not None]
 
     def _take_gradients(self) -> None:
@@ -233,10 +224,6 @@ class ShardedOptimizer(CollectiveOptimizer):
                         f"{tuple(value.shape)}"
                     )
         return given
-
-
-def _names(group: Mapping[str, Any], number: int) -> list[str]:
-    return list(group.get("param_names", [f"{number}.{index}" for index in range(len(group["params"]))]))
 
 
 def _own_paths(path: Any, rank: int) -> Any:
