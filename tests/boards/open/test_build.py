@@ -13,7 +13,9 @@ from nearflash.boards.design.revision import revision_of
 from nearflash.boards.open import build as flow
 from nearflash.boards.open import database as database_module
 from nearflash.boards.open.build import build, design_digest
-from nearflash.boards.open.decode.paths import TimingResult
+from nearflash.boards.open.decode.detours import Edits
+from nearflash.boards.open.decode.paths import EarlyPath, TimingResult
+from nearflash.boards.open.fasm import Feature
 from nearflash.boards.open.frames import read_bits
 from nearflash.boards.open.packages import PACKAGES, SidPrograms, ToolsError
 from nearflash.device.bitstreams import load_board, load_manifest
@@ -123,6 +125,18 @@ def test_the_manifest_has_the_timing_of_the_decoded_netlist_and_its_clock_keeps_
     assert (manifest.late_endpoints, manifest.hold_violations) == (0, 1)
     assert manifest.decoded_path == found.critical_path
     assert load_manifest(board, "update") == manifest
+
+
+def test_signals_that_change_too_early_get_detours(board, programs, tmp_path, monkeypatch):
+    early = TimingResult((9_000,), (-7,), ("1.00 ns A/S.AFF",), (EarlyPath(-7, ("A/S.AFF", "A/S@AX")),))
+    kept, old = replace(early, hold_slacks_ps=(20,), early_paths=()), (0x103, 0, 6)
+    edits = Edits(frozenset({Feature("CLB_X0Y0", "AFF.ZINI")}), frozenset({Feature("CLB_X0Y0", "ONE")}))
+    monkeypatch.setattr(flow, "time_bits", lambda database, bits: early if old in bits else kept)
+    monkeypatch.setattr(flow, "lengthen", lambda database, bits, timing: edits)
+    manifest = build(board, "update", tmp_path / "work", programs)
+    assert manifest.hold_violations == 0
+    bits = read_bits(programs.run("bitread", "-y", manifest.file(".bit"), log=tmp_path / "log"))
+    assert old not in bits and (0x100, 1, 31) in bits
 
 
 def test_slices_whose_delays_nobody_knows_are_a_warning(board, programs, tmp_path, monkeypatch):

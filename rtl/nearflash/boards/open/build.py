@@ -20,11 +20,12 @@ from nearflash.boards.design.revision import revision_of
 from nearflash.boards.open.database import PartDatabase, open_database
 from nearflash.boards.open.decode.cells import View, save_view
 from nearflash.boards.open.decode.compare import check_bits
+from nearflash.boards.open.decode.detours import lengthen
 from nearflash.boards.open.decode.paths import TimingResult
 from nearflash.boards.open.decode.routed import read_routed
 from nearflash.boards.open.decode.timing import time_bits
-from nearflash.boards.open.fasm import parse
-from nearflash.boards.open.frames import assemble, read_bits, write_frames
+from nearflash.boards.open.fasm import Feature, parse
+from nearflash.boards.open.frames import Place, assemble, read_bits, write_frames
 from nearflash.boards.open.nextpnr.processor_place import processor_pins
 from nearflash.boards.open.nextpnr.slice_timing import slice_delays
 from nearflash.boards.open.nextpnr.timing import assign_types, block_of
@@ -46,6 +47,8 @@ CLOCK_DERATING = 0.65
 
 A pass over netlists decoded from bitstreams, with prjxray's delays of pins and wires, found .71 to .95 of what nextpnr
 computed with its own delays of slices."""
+_DETOUR_ROUNDS = 3
+"""Of detours for signals that change too early: a pin that has one may have hidden another path."""
 TIMING_MODELS = {
     False: "nextpnr, prjxray's delays of DSP slices and PS7; without delays of LUT pins, clock skew, hold times",
     True: "nextpnr, prjxray's delays of slices, their pins, DSP slices and PS7; one corner, hold times unchecked",
@@ -152,7 +155,7 @@ def implement(
     routed, fasm = route(programs, database.part, database.device, netlist, xdc, delays, used, routing, slices)
     placed = json.loads(netlist.with_suffix(".routed.json").read_text())["modules"]["top"]["cells"]
     lines = chain(fasm.read_text().splitlines(), list_ties(database, placed), database.list_required())
-    bits = assemble(database, parse(lines))
+    bits, timing = _keep_holds(database, set(parse(lines)))
     write_frames(frames, database.frames(), bits)
     part = [f"--part_file={database.part_file}", f"--part_name={database.part}"]
     programs.run("xc7frames2bit", *part, f"--frm_file={frames}", f"--output_file={bitstream}",
@@ -163,7 +166,21 @@ def implement(
         raise BitstreamError(f"{bitstream} must read back as it was written, but {len(wrong)} bits differ")
     places = read_routed(database, placed)
     check_bits(database, bits, places)
-    return Implemented(counts, routed, bitstream, places, time_bits(database, bits))
+    return Implemented(counts, routed, bitstream, places, timing)
+
+
+def _keep_holds(database: PartDatabase, features: set[Feature]) -> tuple[set[Place], TimingResult]:
+    """The bits of features, with detours for signals that change too early, and their timing."""
+    bits = assemble(database, features)
+    timing = time_bits(database, bits)
+    for _ in range(_DETOUR_ROUNDS):
+        removed, added = lengthen(database, bits, timing) if timing.early_paths else ((), ())
+        if not added:
+            break
+        features = features.difference(removed).union(added)
+        bits = assemble(database, features)
+        timing = time_bits(database, bits)
+    return bits, timing
 
 
 def _versions(programs: SidPrograms) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from nearflash.abi.errors import FormatError
 
-__all__ = ["Check", "Clock", "Delay", "TimingGraph", "TimingResult", "analyse"]
+__all__ = ["Check", "Clock", "Delay", "EarlyPath", "TimingGraph", "TimingResult", "analyse"]
 
 _PS_PER_S = 10**12
 
@@ -61,6 +61,15 @@ class TimingGraph:
     checks: list[Check] = field(default_factory=list)
 
 
+class EarlyPath(NamedTuple):
+    """A path that is too short for the hold time at its end."""
+
+    slack_ps: int
+    """Less than 0."""
+    nets: tuple[str, ...]
+    """From its launch on."""
+
+
 @dataclass(frozen=True)
 class TimingResult:
     """Results of a pass over a netlist; nets that no clock launches are left out."""
@@ -71,6 +80,8 @@ class TimingResult:
     """Of each endpoint's hold, which no clock changes, least first."""
     critical_path: tuple[str, ...]
     """Nets with their arrival behind the clock tree's root, and the check at the end with its period."""
+    early_paths: tuple[EarlyPath, ...] = ()
+    """The earliest path to each endpoint whose hold check fails, worst first."""
 
     @property
     def fmax_hz(self) -> int:
@@ -97,7 +108,7 @@ def analyse(graph: TimingGraph, region_skew_ps: int = 0) -> TimingResult:
     """
     arrivals = _find_arrivals(graph)
     periods: dict[str, tuple[int, str, str]] = {}  # by check: its period, net and region of the launching clock
-    slacks: dict[str, int] = {}
+    slacks: dict[str, tuple[int, str, str]] = {}  # the same of its hold
     for check in graph.checks:
         for region, arrival in arrivals[check.net].items():
             least, most = check.clock.arrival
@@ -105,15 +116,18 @@ def analyse(graph: TimingGraph, region_skew_ps: int = 0) -> TimingResult:
             common = shared.most - shared.least if region == check.clock.region else -region_skew_ps
             found = arrival.most + check.setup - least - common, check.net, region
             periods[check.name] = max(found, periods.get(check.name, found))
-            slack = arrival.least + common - most - check.hold
+            slack = arrival.least + common - most - check.hold, check.net, region
             slacks[check.name] = min(slack, slacks.get(check.name, slack))
     path: tuple[str, ...] = ()
     if periods:
         (period, net, region), name = max((found, name) for name, found in periods.items())
         ways = [(each, arrivals[each][region].most) for each in _trace(graph, arrivals, net, region)]
         path = tuple(f"{ps / 1000:.2f} ns {each}" for each, ps in [*ways, (name, period)])
+    early = tuple(EarlyPath(slack, tuple(_trace(graph, arrivals, net, region, latest=False)))
+                  for slack, net, region in sorted(slacks.values()) if slack < 0)  # fmt: skip
     return TimingResult(
-        tuple(sorted((found[0] for found in periods.values()), reverse=True)), tuple(sorted(slacks.values())), path
+        tuple(sorted((found[0] for found in periods.values()), reverse=True)),
+        tuple(sorted(found[0] for found in slacks.values())), path, early,
     )  # fmt: skip
 
 
@@ -154,13 +168,15 @@ def _order(graph: TimingGraph) -> Iterator[str]:
             yield net
 
 
-def _trace(graph: TimingGraph, arrivals: _Arrivals, net: str, region: str) -> list[str]:
-    """The nets of the latest path to a net, from its launch on."""
+def _trace(graph: TimingGraph, arrivals: _Arrivals, net: str, region: str, *, latest: bool = True) -> list[str]:
+    """The nets of the latest, or the earliest, path to a net, from its launch on."""
     path = [net]
     while True:
-        latest = arrivals[net][region].most
-        before = [source for source, delay in graph.arcs.get(net, ())
-                  if region in arrivals[source] and arrivals[source][region].most + delay.most == latest]  # fmt: skip
+        arrival = arrivals[net][region][latest]
+        before = [
+            source for source, delay in graph.arcs.get(net, ())
+            if region in arrivals[source] and arrivals[source][region][latest] + delay[latest] == arrival
+        ]  # fmt: skip
         if not before:
             return path[::-1]
         net = before[0]

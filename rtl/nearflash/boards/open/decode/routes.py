@@ -1,7 +1,8 @@
 """Delays of routes in a decoded bitstream, and of the parts of cells, by prjxray's database, at the slow corner."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from typing import Any
 
 from nearflash.abi.errors import FormatError
@@ -10,11 +11,16 @@ from nearflash.boards.open.decode.fabric import Fabric, SitePin
 from nearflash.boards.open.decode.paths import Delay
 from nearflash.boards.open.nextpnr.sdf import Entry, read_cells
 
-__all__ = ["NONE", "Figures", "PipFabric", "Routes", "find_limits"]
+__all__ = ["NONE", "Figures", "Node", "Pip", "PipFabric", "Routes", "find_limits"]
 
 NONE = Delay(0, 0)
 _CHECKS = {"SETUP": "setup", "RECOVERY": "setup", "HOLD": "hold", "REMOVAL": "hold"}
 _Wire = tuple[str, str]
+_SWITCH_BOXES = ("INT_L", "INT_R")
+Node = tuple[_Wire, ...]
+"""The wires that are one, in order."""
+Pip = tuple[str, str, str]
+"""Tile, and the wires that a pip leads from and to."""
 
 
 class PipFabric(Fabric):
@@ -31,6 +37,57 @@ class PipFabric(Fabric):
         targets = [name for place, name in node if place == tile
                    and (self._pips.get((tile, name)) == origin or origin in fixed.get(name, ()))]  # fmt: skip
         return node, (tile, origin, targets[0])
+
+    def find_node(self, wire: _Wire) -> Node:
+        """The node of a wire."""
+        if wire not in self._nodes:
+            node = tuple(self._node(wire))
+            self._nodes.update(dict.fromkeys(node, node))
+        return self._nodes[wire]
+
+    def is_switch(self, pip: Pip) -> bool:
+        """Whether a pip is of a switch box, where bits turn it on."""
+        return self.database.tiles[pip[0]]["type"] in _SWITCH_BOXES and pip[1] in self._switches(pip[0])[1][pip[2]]
+
+    def list_switches(self, node: Node, *, into: bool = False) -> Iterator[Pip]:
+        """Pips of switch boxes that lead from a node, or into it."""
+        for tile, wire in node:
+            if self.database.tiles[tile]["type"] in _SWITCH_BOXES:
+                for other in self._switches(tile)[into].get(wire, ()):
+                    yield (tile, other, wire) if into else (tile, wire, other)
+
+    def is_free(self, node: Node) -> bool:
+        """Whether nothing drives a node, and no site's pin lies on it."""
+        return not any(
+            wire in self._pips or wire[1] in self._pin_wires(wire[0]) or wire[1].endswith(("GND_WIRE", "VCC_WIRE"))
+            for wire in node
+        )
+
+    def is_read(self, node: Node) -> bool:
+        """Whether a pip that is on leads from a node, or a site's pin lies on it."""
+        return any(wire in self._pin_wires(tile) for tile, wire in node) or any(
+            self._pips.get((tile, to)) == origin for tile, origin, to in self.list_switches(node)
+        )
+
+    def turn_on(self, pip: Pip) -> None:
+        """Turn a pip on. Raises FormatError where another one drives its wire."""
+        self._sources.clear()
+        self._add(pip[0], frozenset([f"{pip[2]}.{pip[1]}"]))
+
+    def turn_off(self, pip: Pip) -> None:
+        """Turn a pip off."""
+        self._sources.clear()
+        del self._pips[pip[0], pip[2]]
+
+    @cached_property
+    def _nodes(self) -> dict[_Wire, Node]:
+        return {}
+
+    def _pin_wires(self, tile: str) -> frozenset[str]:
+        return _pin_wires(self.database, self.database.tiles[tile]["type"])
+
+    def _switches(self, tile: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        return _list_switches(self.database, self.database.tiles[tile]["type"])
 
 
 class Routes:
@@ -59,10 +116,15 @@ class Routes:
             wire = before[0], before[1]
         delay = self._delays.get(wire, NONE)
         for node, before in reversed(way):
-            pip, resistance = self._pip(*before) if before else (NONE, float(driver.get("res") or 0))
-            delay = delay.after(pip).after(self._load(node, resistance))
+            step = self.find_step(node, before) if before else self._load(node, float(driver.get("res") or 0))
+            delay = delay.after(step)
             self._delays.update(dict.fromkeys(node, delay))
         return _slow(description.get("delay")).after(delay)
+
+    def find_step(self, node: Iterable[_Wire], pip: Pip) -> Delay:
+        """The delay of a pip and of the node that it drives."""
+        delay, resistance = self._pip(*pip)
+        return delay.after(self._load(node, resistance))
 
     def _pip(self, tile: str, source: str, target: str) -> tuple[Delay, float]:
         kind = self._fabric.database.tiles[tile]["type"]
@@ -74,7 +136,7 @@ class Routes:
             }  # fmt: skip
         return self._pips[kind].get((source, target), (NONE, 0.0))
 
-    def _load(self, node: list[_Wire], resistance: float) -> Delay:
+    def _load(self, node: Iterable[_Wire], resistance: float) -> Delay:
         """Charging a node behind a resistance; resistance times capacitance is millionths of ns in prjxray's units."""
         wires = [self._fabric.kind(tile).wires[name] or {} for tile, name in node]
         capacitance = sum(float(wire.get("cap") or 0) for wire in wires)
@@ -114,6 +176,26 @@ class Figures:
         """Setup and hold of a pin, as far as they are known."""
         entries = self._entries.get((name, part, pin, clock), ())
         return find_limits(entry for kind, entry in entries if kind.startswith(kinds))
+
+
+@cache
+def _pin_wires(database: PartDatabase, tile_type: str) -> frozenset[str]:
+    """Wires of a kind of tile that pins of its sites lie on."""
+    sites = database.tile_type(tile_type)["sites"]
+    return frozenset(pin["wire"] for site in sites for pin in site["site_pins"].values() if pin)
+
+
+@cache
+def _list_switches(database: PartDatabase, tile_type: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Pips of a kind of tile that bits turn on, from each wire and into each wire."""
+    following: dict[str, list[str]] = defaultdict(list)
+    preceding: dict[str, list[str]] = defaultdict(list)
+    known = {name for names in database.index_features(tile_type, "CLB_IO_CLK").values() for name, _, _ in names}
+    for pip in database.tile_type(tile_type)["pips"].values():
+        if f"{pip['dst_wire']}.{pip['src_wire']}" in known:
+            following[pip["src_wire"]].append(pip["dst_wire"])
+            preceding[pip["dst_wire"]].append(pip["src_wire"])
+    return following, preceding
 
 
 def find_limits(entries: Any) -> dict[str, int]:
