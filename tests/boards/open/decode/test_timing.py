@@ -162,6 +162,16 @@ def test_registers_of_a_dsp_slice_check_and_launch():
     assert graph.launches["D/S.DSP48E1:P7"] == (check.clock, Delay(304, 434))
 
 
+def test_a_dsp_slice_whose_clock_is_constant_behind_a_buffer_has_no_registers():
+    """nextpnr sends a constant to the clocks of such slices by way of a regional clock buffer."""
+    config = dict.fromkeys(("A_INPUT", "B_INPUT", "USE_DPORT"), 0) | {"AREG": 1, "PREG": 1}
+    graph = make_graph(make_netlist(
+        {"D/S.DSP48E1": Cell("DSP48E1", config, {"A0": "D/S@A0", "CLK": "D/S@CLK", "OPMODE0": "1", "OPMODE1": "0"})},
+        {"D/S@A0": ("T/S.AFF", "T.AQ"), "D/S@CLK": ("H/BUFHCE_X0Y1@I", "H.O"), "H/BUFHCE_X0Y1@I": ("0", "G.O")},
+    ))  # fmt: skip
+    assert not graph.checks and not graph.launches
+
+
 @pytest.mark.parametrize(("register_there", "launch"), [(0, Delay(1353, 2454)), (1, Delay(468, 882))])
 def test_a_block_ram_launches_behind_its_array_or_its_register(register_there, launch):
     config = {"READ_WIDTH_A": 18, "WRITE_WIDTH_B": 18, "DOA_REG": register_there, "DOB_REG": 0}

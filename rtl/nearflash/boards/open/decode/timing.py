@@ -141,6 +141,12 @@ class _Builder:
             net = source
         return Clock(region, arrival, shared)
 
+    def _is_clocked(self, net: str) -> bool:
+        """Whether a pin has a clock: that of a block without registers may be constant, by way of a clock's buffers."""
+        while net in self.graph.arcs and not net.endswith(".BUFGCTRL"):
+            net = self.graph.arcs[net][0][0]
+        return net.endswith(".BUFGCTRL")
+
     def _add_pin(self, key: str, cell: Cell) -> None:
         """The route to a pin, behind what is between the net's cell and the pin that it leaves a site by.
 
@@ -227,7 +233,7 @@ class _Builder:
 
     def _add_block_ram(self, key: str, cell: Cell) -> None:
         clocks = {clock: self._clock(cell.inputs[clock]) for clock in _RAM_CLOCKS
-                  if cell.inputs[clock] in self.graph.arcs}  # fmt: skip
+                  if self._is_clocked(cell.inputs[clock])}  # fmt: skip
         read, write = (f"RAMB18{'SDP' if cell.config[width] == 36 else 'TDP'}_U" for width in
                        ("READ_WIDTH_A", "WRITE_WIDTH_B"))  # fmt: skip
         for pin, net in cell.inputs.items():
@@ -271,7 +277,7 @@ class _Builder:
             else:
                 checks[entry.source, entry.target].append(entry)
         clocks = {pin: self._clock(net) for pin, net in cell.inputs.items()
-                  if pin.endswith("CLK") and net in self.graph.arcs}  # fmt: skip
+                  if pin.endswith("CLK") and self._is_clocked(net)}  # fmt: skip
         for pin, net in cell.inputs.items():
             bus = pin if pin in known else pin.rstrip(_DIGITS)
             self._arc(f"{key}.{bus}", net, NONE)
