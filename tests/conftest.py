@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,16 @@ if not Path("/dev/nvidiactl").exists():
 # The workers share the cores: threads of torch that wait for each other on a core that another worker has only burn it.
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // _WORKERS)))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(autouse=True)
+def own_threads():
+    """Commands that run in this process set torch's threads, which the tests behind them would keep."""
+    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(before or int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nearflash.boards.open.database import FRAME_WORDS, WORD_BITS, PartDatabase
 from nearflash.boards.open.frames import Place
@@ -26,16 +27,16 @@ def decode_bits(database: PartDatabase, bits: Iterable[Place], tiles: Iterable[s
 
     tiles: those whose features are read; all.
     """
-    frames: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    words: dict[tuple[int, int], list[int]] = defaultdict(list)
     unexplained = set(bits)
     for frame, word, bit in unexplained:
-        frames[frame].append((word, bit))
+        words[frame, word].append(bit)
     features: dict[str, frozenset[str]] = {}
     for tile in database.tiles if tiles is None else tiles:
         description = database.tiles[tile]
         found: set[str] = set()
         for kind, block in description.get("bits", {}).items():
-            there = _list_set(block, frames)
+            there = _list_set(block, words)
             if there:
                 alias = block.get("alias", {})
                 names = {other: own for own, other in alias.get("sites", {}).items()}
@@ -49,17 +50,15 @@ def decode_bits(database: PartDatabase, bits: Iterable[Place], tiles: Iterable[s
     return DecodedBits(features, frozenset(unexplained))
 
 
-def _list_set(block: Mapping[str, object], frames: Mapping[int, list[tuple[int, int]]]) -> dict[_Spot, Place]:
+def _list_set(block: Mapping[str, Any], words: Mapping[tuple[int, int], list[int]]) -> dict[_Spot, Place]:
     """The bits of a tile's block that are set, by where the database has them."""
-    first, low, words = int(str(block["baseaddr"]), 16), int(str(block["offset"])), int(str(block["words"]))
-    alias = block.get("alias") or {}
-    origin = low - int(alias.get("start_offset", 0))  # type: ignore[attr-defined]
-    high = min(low + words, FRAME_WORDS)
+    first, low = int(block["baseaddr"], 16), block["offset"]
+    origin = low - (block.get("alias") or {}).get("start_offset", 0)
     return {
         (frame, (word - origin) * WORD_BITS + bit): (first + frame, word, bit)
-        for frame in range(int(str(block["frames"])))
-        for word, bit in frames.get(first + frame, ())
-        if low <= word < high
+        for frame in range(block["frames"])
+        for word in range(low, min(low + block["words"], FRAME_WORDS))
+        for bit in words.get((first + frame, word), ())
     }
 
 
