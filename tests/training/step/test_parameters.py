@@ -25,11 +25,12 @@ def tensors():
 @pytest.fixture
 def flat():
     parameters = [torch.nn.Parameter(tensor) for tensor in tensors()]
-    return FlatParameters([{"params": parameters, "param_names": KINDS}], CopyFormat.BF16, 1024, ADAM_ARRAYS)
+    return FlatParameters([{"params": parameters, "param_names": KINDS}], CopyFormat.BF16, 1024, ADAM_ARRAYS, staged=True)
 
 
 def stage(flat, seed):
     """All extents, as a device gives them; the tensors' values then."""
+    flat.prepare(range(len(flat.tensors)))
     extents = flat.manifest.extents
     masters = np.random.default_rng(seed).standard_normal(extents[-1].stop).astype(np.float32)
     low = torch.from_numpy(masters).bfloat16()
@@ -61,6 +62,7 @@ def test_published_values_are_those_staged_and_no_change(flat, monkeypatch, core
 
 def test_masters_as_they_are_stored_are_rounded(flat):
     """As at a resume: fp32 for all, whatever the tensor's dtype."""
+    flat.prepare(range(len(flat.tensors)))
     extents = flat.manifest.extents
     masters = np.random.default_rng(3).standard_normal(extents[-1].stop).astype(np.float32)
     for extent in extents:
@@ -79,6 +81,21 @@ def test_a_step_that_was_discarded_leaves_nothing(flat):
     for index, (tensor, new) in enumerate(zip(flat.tensors, expected, strict=True)):
         assert torch.equal(tensor, new if index in published else torch.zeros_like(tensor))
     assert flat.find_changed() == []
+
+
+def test_values_come_in_place_where_nothing_reads_the_tensors():
+    """No host copy but of tensors that are not contiguous; what is not published is to be taken back."""
+    parameters = [torch.nn.Parameter(tensor) for tensor in tensors()]
+    flat = FlatParameters([{"params": parameters, "param_names": KINDS}], CopyFormat.BF16, 1024, ADAM_ARRAYS)
+    expected = stage(flat, 1)
+    copied = [index for index, held in enumerate(flat._next) if held is not None]
+    assert copied == [KINDS.index("transposed"), KINDS.index("strided"), KINDS.index("empty")]
+    assert flat.begun == set(range(len(flat.tensors))).difference(copied)
+    before = [tensor._version for tensor in flat.tensors]
+    flat.publish(range(len(flat.tensors)))
+    assert all(torch.equal(tensor, new) for tensor, new in zip(flat.tensors, expected, strict=True))
+    assert all(tensor._version > version for tensor, version in zip(flat.tensors, before, strict=True))
+    assert not flat.begun and flat.find_changed() == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "empty"])

@@ -1,13 +1,15 @@
 """Base of near-storage optimizers: torch's interface over a state store and its devices.
 
 Per step only gradients go down the host link, and parameters (or their fp16/bf16 copy) come back. The step becomes
-visible in one piece: new states go to the spare slots of the store, that is committed, and then the torch tensors are
-written; a failure before the commit leaves store and tensors at the step before.
+visible in one piece: new states go to the spare slots of the store, and it is committed. New parameters go into the
+torch tensors as they come; after a failure before the commit they are read back from the store, which still has them:
+store and tensors are at the step before.
 
 Order: every gradient is checked, then the global norm, then gradients are multiplied by 1/(clip·scale) as they are
 gathered, and the product is rounded once to fp32; then the update. Each tensor has its own step count and is padded to
 32 elements. Results equal nearflash.model of the same profile to the bit, on any devices and with either `overlap`.
-Host memory: one more copy of the parameters, in their own dtype.
+Host memory: extents in flight, whatever the model's size; with overlap="backward", or on a GPU, one more copy of the
+parameters, in their own dtype.
 """
 
 import warnings

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ def squares_and_fingerprints(gradients: Iterable[torch.Tensor], *, marked: bool 
 
     Not `marked`: fingerprints are 0.
     """
-    sums: list[float] = []
+    sums: list[NDArray[np.float64]] = []
     marks: list[int] = []
     blocks: list[tuple[int, int, torch.Tensor]] = []
     for index, gradient in enumerate(gradients):
@@ -68,16 +69,17 @@ def squares_and_fingerprints(gradients: Iterable[torch.Tensor], *, marked: bool 
         if values.is_cuda:
             for start in range(0, values.numel(), GPU_BLOCK):
                 part = values[start : start + GPU_BLOCK].float()
-                sums.append(float(part.double().square().sum()))
+                sums.append(np.array([float(part.double().square().sum())]))
                 marks[index] += fingerprint(part, start) if marked else 0
         else:
             blocks += [(index, offset, part) for offset, part in enumerate(values.split(BLOCK)) if part.numel()]
     with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
         for (index, _, _), (runs, mark) in zip(blocks, pool.map(partial(_sums, marked), blocks), strict=True):
-            sums += runs.tolist()
+            sums.append(runs)
             marks[index] += mark
-    total = sum(sums)
-    return math.fsum(sums) if math.isfinite(total) else total, [mark % MODULUS for mark in marks]
+    total = sum(float(part.sum()) for part in sums)
+    exact = math.fsum(chain.from_iterable(sums)) if math.isfinite(total) else total
+    return exact, [mark % MODULUS for mark in marks]
 
 
 def clip_scalar(norm: float, max_norm: float | None, scale: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.errors import LostStepWarning, StateError, StorageFullError
+from nearflash.abi.errors import LostStepWarning, NearflashError, StateError, StorageFullError
 from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.optimizers import BLOCK_PARAMS, OptimizerStep, StateFormat
 from nearflash.abi.topk import longest_stream_bytes
@@ -303,10 +303,22 @@ class OptimizerState:
 
     def reload(self) -> None:
         """Bring tensors, device memory and residual to the store's step, which was changed apart from them."""
+        self.unpublished = True
         self._schedule.forget()
         self._load_parameters()
         self._load_residual()
         self.unpublished = False
+
+    def take_back(self) -> None:
+        """After a step that failed: tensors that have new values already get those of the store's step again.
+
+        Where that fails, too, `reload` comes before the next step.
+        """
+        if begun := sorted(self.flat.begun):
+            self.unpublished = True
+            with contextlib.suppress(NearflashError):
+                self._load_parameters(begun)
+                self.unpublished = False
 
     def agrees(self) -> bool:
         """Whether every tensor is what the store has of it, in the tensor's own dtype."""
@@ -325,7 +337,8 @@ class OptimizerState:
     def _flatten(
         self, groups: Sequence[dict[str, Any]], extent_params: int, stored: Collection[str] = ()
     ) -> FlatParameters:
-        return FlatParameters(groups, self._settings.copy_format, extent_params, self._arrays, stored)
+        staged = self._settings.overlap == "backward"  # it reads the tensors while new values come
+        return FlatParameters(groups, self._settings.copy_format, extent_params, self._arrays, stored, staged=staged)
 
     @staticmethod
     def _open(device: str | Device, life: contextlib.ExitStack) -> Device:
@@ -363,13 +376,18 @@ class OptimizerState:
                     f"profile must be {store.profile!r} as in {self._paths[0]}, not {str(self._settings.profile)!r}; "
                     "another operation order would change the results unseen"
                 )
+            for _ in self._parameters():  # all of them hold, before the first tensor changes
+                pass
             self._load_parameters()
             on_error.pop_all()
 
-    def _load_parameters(self) -> None:
-        for extent, stored in self._parameters():
-            self.flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE)
-        self.flat.publish(range(len(self.flat.tensors)))
+    def _load_parameters(self, tensors: Sequence[int] | None = None) -> None:
+        """Bring tensors, all unless given, to the store's step."""
+        indices = range(len(self.flat.tensors)) if tensors is None else tensors
+        self.flat.prepare(indices)
+        for extent, stored in self._parameters(self.flat.extents_of(indices)):
+            self.flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE, indices)
+        self.flat.publish(indices)
 
     def _parameters(self, extents: Sequence[Extent] | None = None) -> Iterator[tuple[Extent, NDArray[np.uint8]]]:
         """The stored p of these extents, all unless given, in memory that the next one takes over."""

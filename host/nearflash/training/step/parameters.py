@@ -92,8 +92,10 @@ class Member:
 
 
 class FlatParameters:
-    """The tensors of all parameter groups that have state, in order, each once, and a host copy of their next values.
+    """The tensors of all parameter groups that have state, in order, each once.
 
+    New values are written into the tensors as they come: what the store has is the way back until its commit. A host
+    copy takes them where they may not come at once (`staged`), or cannot: in tensors on a GPU or that are not contiguous.
     `copy` is the only low-precision format that tensors may have beside fp32; None: fp16 and bf16, each as it is.
     """
 
@@ -104,8 +106,10 @@ class FlatParameters:
         extent_params: int,
         arrays: Iterable[StateArray],
         stored: Collection[str] = (),
+        *,
+        staged: bool = False,
     ) -> None:
-        """stored: names of tensors that have state, though they may be frozen.
+        """stored: names of tensors that have state, though they may be frozen. staged: tensors stay until `publish`.
 
         Raises FormatError for a tensor that has no memory to write to or a dtype that is neither fp32 nor the copy's,
         CommandError for shared memory, ShapeError where there is no element at all.
@@ -131,8 +135,11 @@ class FlatParameters:
         self.manifest = Manifest.pack([(n, tuple(t.shape), dtype_name(t)) for n, t in described], extent_params, arrays)
         self._starts = [entry.start for entry in self.manifest.tensors]
         self._stops = [entry.stop for entry in self.manifest.tensors]
-        pinned = any(tensor.is_cuda for tensor in self.tensors)
-        self._next = [torch.empty(t.numel(), dtype=t.dtype, device="cpu", pin_memory=pinned) for t in self.tensors]
+        self._all_staged = staged
+        self._next: list[torch.Tensor | None] = [None] * len(self.tensors)
+        """Host copies of new values, of those that need one."""
+        self.begun: set[int] = set()
+        """Tensors with new values that are not published, in place."""
         self._staged: list[dict[int, int]] = [{} for _ in self.tensors]
         """Fingerprints of the staged values, by tensor and first element."""
         self._versions: list[int] = []
@@ -238,43 +245,69 @@ class FlatParameters:
 
     # To the tensors
 
-    def stage(self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat) -> None:
+    def prepare(self, tensors: Iterable[int]) -> None:
+        """Before `stage`: host copies for the tensors that need one, and none for the others."""
+        self.begun.clear()
+        for index in tensors:
+            tensor, held = self.tensors[index], self._next[index]
+            if is_plain(tensor) and not self._all_staged:
+                self._next[index] = None
+            elif held is None or held.numel() != tensor.numel() or held.dtype is not tensor.dtype:
+                pinned = tensor.is_cuda
+                self._next[index] = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+
+    def stage(
+        self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat, only: Collection[int] | None = None
+    ) -> None:
         """Keep the new values of [start, stop): bytes in fp32 (then rounded to the tensor's dtype) or `copy`.
 
-        start, stop: bounds of tensors or of extents. Fingerprints are taken while the values are in the cache.
+        After `prepare`. start, stop: bounds of tensors or of extents. only: these tensors. Fingerprints are taken while the values are in the
+        cache.
         """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
         for piece in self.pieces(start, stop):
+            if only is not None and piece.tensor not in only:
+                continue
             new = values[piece.position - start :][: piece.length]
-            target = self._next[piece.tensor][piece.first : piece.first + piece.length]
+            if (whole := self._next[piece.tensor]) is None:
+                whole = self.tensors[piece.tensor].detach().view(-1)
+                self.begun.add(piece.tensor)
+            target = whole[piece.first : piece.first + piece.length]
             self._staged[piece.tensor][piece.first] = fingerprint_of_copy(new, target, piece.first)
 
     def publish(self, tensors: Sequence[int]) -> None:
-        """Copy the staged values into the tensors, in place; those on CPU on all cores."""
-        plain = [index for index in tensors if self._is_like_next(index)]
+        """Copy what has a host copy into the tensors, in place; those on CPU on all cores."""
+        copied = [index for index in tensors if self._next[index] is not None]
+        plain = [index for index in copied if self._is_like_next(index)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for _ in pool.map(copy_all, self._shares(plain, os.cpu_count() or 1)):
                 pass
-        for index in plain:
+        for index in (*plain, *set(tensors).difference(copied)):
             torch.autograd.graph.increment_version(self.tensors[index])
         with torch.no_grad():
-            for index in set(tensors).difference(plain):  # here, as the caller's stream is its thread's
-                self.tensors[index].copy_(self._next[index].view(self.tensors[index].shape))
+            for index in set(copied).difference(plain):  # here, as the caller's stream is its thread's
+                self.tensors[index].copy_(self._copy_of(index).view(self.tensors[index].shape))
+        self.begun.difference_update(tensors)
         for index in tensors:
             self._fingerprints[index] = sum(self._staged[index].values()) % MODULUS
             self._versions[index] = self.tensors[index]._version
 
+    def _copy_of(self, index: int) -> torch.Tensor:
+        values = self._next[index]
+        assert values is not None, "only what was staged in a copy is copied"
+        return values
+
     def _is_like_next(self, index: int) -> bool:
-        tensor, values = self.tensors[index], self._next[index]
+        tensor, values = self.tensors[index], self._copy_of(index)
         return is_plain(tensor) and tensor.dtype is values.dtype and tensor.numel() == values.numel()
 
     def _shares(self, tensors: Sequence[int], threads: int) -> list[list[tuple[int, int, int]]]:
         """Divide all bytes, in order, among the threads of `copy_all`."""
         shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
-        offset, share = 0, -(-sum(self._next[index].nbytes for index in tensors) // (threads * _ALIGNED)) * _ALIGNED
+        offset, share = 0, -(-sum(self._copy_of(i).nbytes for i in tensors) // (threads * _ALIGNED)) * _ALIGNED
         for index in tensors:
-            source, target = self._next[index].data_ptr(), self.tensors[index].data_ptr()
-            first, size_bytes = 0, self._next[index].nbytes
+            source, target = self._copy_of(index).data_ptr(), self.tensors[index].data_ptr()
+            first, size_bytes = 0, self._copy_of(index).nbytes
             while first < size_bytes:
                 length = min(size_bytes - first, share - offset % share)
                 shares[offset // share].append((target + first, source + first, length))

@@ -145,6 +145,7 @@ class StepRunner:
             raise CommandError(f"metadata must not have the key {RESERVED!r}, which is the optimizer's: rename it")
         speculative = self.speculator.claim() if self.speculator is not None else None
         with ExitStack() as in_flight:
+            in_flight.push(self._take_back)
             if speculative is not None:
                 in_flight.enter_context(speculative.step)
             if self._state.unpublished:
@@ -175,17 +176,18 @@ class StepRunner:
     ) -> bool:
         """Whether there was a step, not one to be skipped; `in_flight` discards, at its end, what is not finished."""
         step = self._begin(in_flight, active) if speculative is None else speculative.step  # it reads, from here on
-        scalar, gradients = self._look_at(active, grad_scale)
-        if scalar is None:
-            return False
-        plan = self._plan(active, scalar)
-        with ThreadPoolExecutor(1, "contents") as pool:  # beside the step, which mostly waits for the disk
+        with ThreadPoolExecutor(1, "contents") as pool:
             changed = pool.submit(self._state.flat.find_changed, threads=1)
-            if speculative is None:
-                self._finish(step, plan, active)
-            elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
-                self._finish(self._begin(in_flight, active), plan, active)
+            scalar, gradients = self._look_at(active, grad_scale)
+            if scalar is None:
+                return False
+            plan = self._plan(active, scalar)
             self._accept(changed.result())
+        self._state.flat.prepare(active)
+        if speculative is None:
+            self._finish(step, plan, active)
+        elif not self._finish_speculative(speculative, plan, dict(zip(active, gradients, strict=True))):
+            self._finish(self._begin(in_flight, active), plan, active)
         self._check_interrupted()
         scale = None if self.loss_scale is None else self.loss_scale.update(overflow=False)
         reserved = {} if scale is None else {RESERVED: {_LOSS_SCALE: scale.to_json()}}
@@ -193,6 +195,10 @@ class StepRunner:
         self.loss_scale = scale
         self._report.traffic.add(steps=1, params=plan.params)
         return True
+
+    def _take_back(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._state.take_back()
 
     def interrupt(self) -> None:
         """Have the step that is being made end without effect, unless it is being committed; from any thread."""
@@ -317,5 +323,6 @@ class StepRunner:
         for tensor, gradient in known.items():
             if gradient is not None:
                 speculative.record(tensor, gradient)
+        flat.prepare(active)
         speculative.step.release(self._state.updater(plan, speculative.gathered))
         return speculative
