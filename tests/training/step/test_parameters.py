@@ -25,7 +25,8 @@ def tensors():
 @pytest.fixture
 def flat():
     parameters = [torch.nn.Parameter(tensor) for tensor in tensors()]
-    return FlatParameters([{"params": parameters, "param_names": KINDS}], CopyFormat.BF16, 1024, ADAM_ARRAYS, staged=True)
+    groups = [{"params": parameters, "param_names": KINDS}]
+    return FlatParameters(groups, CopyFormat.BF16, 1024, ADAM_ARRAYS, staged=True)
 
 
 def stage(flat, seed):

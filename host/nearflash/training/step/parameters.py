@@ -95,7 +95,7 @@ class FlatParameters:
     """The tensors of all parameter groups that have state, in order, each once.
 
     New values are written into the tensors as they come: what the store has is the way back until its commit. A host
-    copy takes them where they may not come at once (`staged`), or cannot: in tensors on a GPU or that are not contiguous.
+    copy takes them where they may not come at once (`staged`), or cannot: of tensors on a GPU or not contiguous.
     `copy` is the only low-precision format that tensors may have beside fp32; None: fp16 and bf16, each as it is.
     """
 
@@ -261,8 +261,8 @@ class FlatParameters:
     ) -> None:
         """Keep the new values of [start, stop): bytes in fp32 (then rounded to the tensor's dtype) or `copy`.
 
-        After `prepare`. start, stop: bounds of tensors or of extents. only: these tensors. Fingerprints are taken while the values are in the
-        cache.
+        After `prepare`. start, stop: bounds of tensors or of extents. only: these tensors. Fingerprints are taken while
+        the values are in the cache.
         """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
         for piece in self.pieces(start, stop):
