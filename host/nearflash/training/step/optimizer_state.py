@@ -312,13 +312,22 @@ class OptimizerState:
     def take_back(self) -> None:
         """After a step that failed: tensors that have new values already get those of the store's step again.
 
-        Where that fails, too, `reload` comes before the next step.
+        Where that fails, too, `reload` comes before the next step. Raises StateError then.
         """
-        if begun := sorted(self.flat.begun):
-            self.unpublished = True
-            with contextlib.suppress(NearflashError):
-                self._load_parameters(begun)
-                self.unpublished = False
+        flat = self.flat
+        if not flat.begun or self.unpublished:
+            return
+        self.unpublished = True
+        try:
+            for extent, stored in self._parameters([self.store.manifest.extents[at] for at in sorted(flat.begun)]):
+                flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE)
+        except NearflashError as error:
+            raise StateError(
+                "parameters must be read back after a step that failed, but their tensors stay as they are, of two "
+                f"steps, since the store cannot be read ({error}); the next step reads them first"
+            ) from error
+        flat.note_taken_back()
+        self.unpublished = False
 
     def agrees(self) -> bool:
         """Whether every tensor is what the store has of it, in the tensor's own dtype."""
@@ -381,13 +390,11 @@ class OptimizerState:
             self._load_parameters()
             on_error.pop_all()
 
-    def _load_parameters(self, tensors: Sequence[int] | None = None) -> None:
-        """Bring tensors, all unless given, to the store's step."""
-        indices = range(len(self.flat.tensors)) if tensors is None else tensors
-        self.flat.prepare(indices)
-        for extent, stored in self._parameters(self.flat.extents_of(indices)):
-            self.flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE, indices)
-        self.flat.publish(indices)
+    def _load_parameters(self) -> None:
+        self.flat.prepare(range(len(self.flat.tensors)))
+        for extent, stored in self._parameters():
+            self.flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE)
+        self.flat.publish(range(len(self.flat.tensors)))
 
     def _parameters(self, extents: Sequence[Extent] | None = None) -> Iterator[tuple[Extent, NDArray[np.uint8]]]:
         """The stored p of these extents, all unless given, in memory that the next one takes over."""

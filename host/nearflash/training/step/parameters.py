@@ -139,7 +139,7 @@ class FlatParameters:
         self._next: list[torch.Tensor | None] = [None] * len(self.tensors)
         """Host copies of new values, of those that need one."""
         self.begun: set[int] = set()
-        """Tensors with new values that are not published, in place."""
+        """Extents of which tensors have new values, in place, that are not published."""
         self._staged: list[dict[int, int]] = [{} for _ in self.tensors]
         """Fingerprints of the staged values, by tensor and first element."""
         self._versions: list[int] = []
@@ -256,22 +256,18 @@ class FlatParameters:
                 pinned = tensor.is_cuda
                 self._next[index] = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu", pin_memory=pinned)
 
-    def stage(
-        self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat, only: Collection[int] | None = None
-    ) -> None:
+    def stage(self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat) -> None:
         """Keep the new values of [start, stop): bytes in fp32 (then rounded to the tensor's dtype) or `copy`.
 
-        After `prepare`. start, stop: bounds of tensors or of extents. only: these tensors. Fingerprints are taken while
-        the values are in the cache.
+        After `prepare`. start, stop: bounds of tensors or of extents. Fingerprints are taken while the values are in
+        the cache.
         """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
         for piece in self.pieces(start, stop):
-            if only is not None and piece.tensor not in only:
-                continue
             new = values[piece.position - start :][: piece.length]
             if (whole := self._next[piece.tensor]) is None:
                 whole = self.tensors[piece.tensor].detach().view(-1)
-                self.begun.add(piece.tensor)
+                self.begun.add(piece.position // self.manifest.extent_params)
             target = whole[piece.first : piece.first + piece.length]
             self._staged[piece.tensor][piece.first] = fingerprint_of_copy(new, target, piece.first)
 
@@ -287,10 +283,19 @@ class FlatParameters:
         with torch.no_grad():
             for index in set(copied).difference(plain):  # here, as the caller's stream is its thread's
                 self.tensors[index].copy_(self._copy_of(index).view(self.tensors[index].shape))
-        self.begun.difference_update(tensors)
+        self.begun.clear()
         for index in tensors:
             self._fingerprints[index] = sum(self._staged[index].values()) % MODULUS
             self._versions[index] = self.tensors[index]._version
+
+    def note_taken_back(self) -> None:
+        """What was begun has the values again that it had."""
+        size = self.manifest.extent_params
+        for index in {i for at in self.begun for i in self.tensors_in(at * size, (at + 1) * size)}:
+            if self._next[index] is None:
+                torch.autograd.graph.increment_version(self.tensors[index])
+                self._versions[index] = self.tensors[index]._version
+        self.begun.clear()
 
     def _copy_of(self, index: int) -> torch.Tensor:
         values = self._next[index]
