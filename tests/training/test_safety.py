@@ -123,31 +123,6 @@ def test_failing_write(trained, tensors, set_gradients, tmp_path, monkeypatch, n
     expect_same_future(optimizer, tensors, set_gradients, tmp_path)
 
 
-def test_failing_write_where_the_way_back_fails_too(trained, tensors, set_gradients, tmp_path, monkeypatch):
-    """Tensors have new values of a step that failed, and the store cannot be read: the next step brings them back."""
-    optimizer, _ = trained
-    real_write, real_read, left = os.pwritev, os.preadv, [4]
-
-    def failing(fd, views, offset):
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real_write(fd, views, offset)
-
-    def unreadable(fd, views, offset):
-        if left[0] < 0:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real_read(fd, views, offset)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", failing)
-        patch.setattr(os, "preadv", unreadable)
-        with pytest.raises(StateError, match=r"(writing|reading) \d+ bytes"):
-            optimizer.step()
-    assert optimizer.steps == 2
-    expect_same_future(optimizer, tensors, set_gradients, tmp_path)
-
-
 def test_device_fault(tensors, set_gradients, open_optimizer, tmp_path):
     with open_device("model:update-tiny") as device:
         optimizer = open_optimizer(tensors, device=device)

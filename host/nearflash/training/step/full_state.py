@@ -14,6 +14,7 @@ from nearflash.device.backends.host.vector.state import VectorState
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.step.parameters import FlatParameters, Member
 from nearflash.training.step.requirements import is_readable
+from nearflash.training.step.streamed import find_values
 from nearflash.training.step.transfer import HOST_ARRAYS
 
 __all__ = ["MASTER", "by_place", "check_full_state", "full_state", "load_full_state"]
@@ -150,7 +151,7 @@ def _gather(
     values = np.zeros(store.manifest.params, np.float32)
     for entry, tensor, entry_state in zip(store.manifest.tensors, flat.tensors, state, strict=True):
         given = entry_state.get(array.torch_name or MASTER)
-        given = tensor if given is None and array.name == "p" else given
+        given = find_values(tensor) if given is None and array.name == "p" else given
         if given is not None:
             values[entry.start : entry.start + entry.params] = given.detach().float().cpu().reshape(-1).numpy()
     return values

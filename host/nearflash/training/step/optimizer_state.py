@@ -27,6 +27,7 @@ from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Schedule, Step
 from nearflash.training.step.settings import StepSettings
+from nearflash.training.step.streamed import is_streamed
 from nearflash.training.step.transfer import HOST_ARRAYS
 
 __all__ = ["RESERVED", "OptimizerState", "arrays_of", "join_arrays"]
@@ -102,8 +103,8 @@ class OptimizerState:
 
     @property
     def started(self) -> bool:
-        """Whether anything was ever committed, a step or a state that was loaded: from then on the store counts."""
-        return self.store.steps > 0
+        """Whether the store counts: a step or a state that was loaded was committed, or tensors are streamed."""
+        return self.store.steps > 0 or any(map(is_streamed, self.flat.tensors))
 
     @property
     def uncounted(self) -> int:
@@ -309,7 +310,7 @@ class OptimizerState:
         self._load_residual()
         self.unpublished = False
 
-    def take_back(self) -> None:
+    def undo_publishing(self) -> None:
         """After a step that failed: tensors that have new values already get those of the store's step again.
 
         Where that fails, too, `reload` comes before the next step. Raises StateError then.
@@ -326,7 +327,7 @@ class OptimizerState:
                 "parameters must be read back after a step that failed, but their tensors stay as they are, of two "
                 f"steps, since the store cannot be read ({error}); the next step reads them first"
             ) from error
-        flat.note_taken_back()
+        flat.note_undone()
         self.unpublished = False
 
     def agrees(self) -> bool:

@@ -18,6 +18,7 @@ from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
 from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, fingerprint_of_copy, fingerprints
 from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16
 from nearflash.training.step.requirements import check_parameter
+from nearflash.training.step.streamed import find_values, is_streamed
 
 __all__ = ["COPY_OF", "FlatParameters", "Member", "TensorPiece", "dtype_name", "layout_of"]
 
@@ -25,6 +26,7 @@ COPY_OF = {torch.float32: CopyFormat.NONE, torch.float16: CopyFormat.FP16, torch
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
 _ALIGNED = 64
 """Bytes, of which a thread's part of what is published is a multiple."""
+_NOTHING = torch.empty(0)
 _DTYPE_OF = {copy: dtype for dtype, copy in COPY_OF.items()}
 
 
@@ -220,15 +222,20 @@ class FlatParameters:
     def put_parameters(self, extent: Extent, out: NDArray[np.float32]) -> None:
         """Write the tensors' present values, fp32, into `out` (one extent); padding becomes zero."""
         out[:] = 0
-        target = torch.from_numpy(out)
+        target, held = torch.from_numpy(out), dict[int, torch.Tensor]()
         for piece in self.pieces(extent.start, extent.stop):
-            values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length]
+            tensor = self.tensors[piece.tensor]
+            if piece.tensor not in held:
+                held = {piece.tensor: find_values(tensor)}
+            values = held[piece.tensor].reshape(-1)[piece.first : piece.first + piece.length]
             target[piece.position - extent.start :][: piece.length].copy_(values)
 
     def agrees(self, start: int, stop: int, masters: NDArray[np.float32]) -> bool:
         """Whether the tensors' present values of [start, stop) are those masters, rounded to their dtypes."""
         given = torch.from_numpy(masters)
         for piece in self.pieces(start, stop):
+            if is_streamed(self.tensors[piece.tensor]):
+                continue
             values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length].cpu()
             if not torch.equal(values, given[piece.position - start :][: piece.length].to(values.dtype)):
                 return False
@@ -250,7 +257,7 @@ class FlatParameters:
         self.begun.clear()
         for index in tensors:
             tensor, held = self.tensors[index], self._next[index]
-            if is_plain(tensor) and not self._all_staged:
+            if is_streamed(tensor) or (is_plain(tensor) and not self._all_staged):
                 self._next[index] = None
             elif held is None or held.numel() != tensor.numel() or held.dtype is not tensor.dtype:
                 pinned = tensor.is_cuda
@@ -264,6 +271,8 @@ class FlatParameters:
         """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
         for piece in self.pieces(start, stop):
+            if is_streamed(self.tensors[piece.tensor]):  # its values are the store's
+                continue
             new = values[piece.position - start :][: piece.length]
             if (whole := self._next[piece.tensor]) is None:
                 whole = self.tensors[piece.tensor].detach().view(-1)
@@ -273,6 +282,7 @@ class FlatParameters:
 
     def publish(self, tensors: Sequence[int]) -> None:
         """Copy what has a host copy into the tensors, in place; those on CPU on all cores."""
+        tensors = [index for index in tensors if not is_streamed(self.tensors[index])]
         copied = [index for index in tensors if self._next[index] is not None]
         plain = [index for index in copied if self._is_like_next(index)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -288,11 +298,11 @@ class FlatParameters:
             self._fingerprints[index] = sum(self._staged[index].values()) % MODULUS
             self._versions[index] = self.tensors[index]._version
 
-    def note_taken_back(self) -> None:
-        """What was begun has the values again that it had."""
+    def note_undone(self) -> None:
+        """Take as unchanged what was begun and has its values again."""
         size = self.manifest.extent_params
         for index in {i for at in self.begun for i in self.tensors_in(at * size, (at + 1) * size)}:
-            if self._next[index] is None:
+            if self._next[index] is None and not is_streamed(self.tensors[index]):
                 torch.autograd.graph.increment_version(self.tensors[index])
                 self._versions[index] = self.tensors[index]._version
         self.begun.clear()
@@ -323,12 +333,19 @@ class FlatParameters:
 
     def note_contents(self) -> None:
         """Take the tensors' present contents as known."""
-        self._versions = [tensor._version for tensor in self.tensors]
-        self._fingerprints = fingerprints(self.tensors)
+        self._versions = self._count_versions()
+        self._fingerprints = fingerprints(self._list_watched())
 
     def versions_changed(self) -> bool:
         """Whether tensors were changed by others, as far as torch counts versions; at once."""
-        return self._versions != [tensor._version for tensor in self.tensors]
+        return self._versions != self._count_versions()
+
+    def _count_versions(self) -> list[int]:
+        return [0 if is_streamed(tensor) else tensor._version for tensor in self.tensors]
+
+    def _list_watched(self) -> list[torch.Tensor]:
+        """All tensors; none in the place of those that hold no values."""
+        return [_NOTHING if is_streamed(tensor) else tensor for tensor in self.tensors]
 
     def find_changed(self, threads: int | None = None) -> list[str]:
         """Names of tensors that were changed by others, in whatever way; reads them all, on so many threads."""
@@ -336,8 +353,8 @@ class FlatParameters:
 
     def find_changed_tensors(self, threads: int | None = None) -> list[int]:
         """The same, as indices."""
-        today = fingerprints(self.tensors, threads)
-        versions = [tensor._version for tensor in self.tensors]
+        today = fingerprints(self._list_watched(), threads)
+        versions = self._count_versions()
         known = zip(self._versions, versions, self._fingerprints, today, strict=True)
         return [index for index, (version, now, mark, new) in enumerate(known) if version != now or mark != new]
 
@@ -351,7 +368,7 @@ def _reject_shared(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Non
     """Raise CommandError for tensors in the same memory: the update of one would write over the other's."""
     spans = []
     for name, tensor in zip(names, tensors, strict=True):
-        if tensor.numel() and not tensor.is_meta:
+        if tensor.numel() and not tensor.is_meta and not is_streamed(tensor):
             steps = zip(tensor.shape, tensor.stride(), strict=True)
             last = sum((length - 1) * stride for length, stride in steps)
             first = tensor.data_ptr()

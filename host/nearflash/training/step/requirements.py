@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from nearflash.abi.errors import FormatError, ShapeError
+from nearflash.training.step.streamed import is_streamed
 
 __all__ = ["check_gradient", "check_parameter", "is_readable", "version_of"]
 
@@ -18,6 +19,8 @@ _GIVE = "give the optimizer a torch.nn.Parameter that holds its values"
 
 def check_parameter(name: str, tensor: torch.Tensor) -> None:
     """Raise FormatError, which calls it parameter `name`, for a tensor that an optimizer cannot write to in place."""
+    if is_streamed(tensor):
+        return
     if (wrong := _unreadable(tensor)) is None and tensor.is_inference():
         wrong = "be made outside torch.inference_mode, as its changes are not counted: clone it there"
     if wrong is None and _shares_elements(tensor):

@@ -145,7 +145,7 @@ class StepRunner:
             raise CommandError(f"metadata must not have the key {RESERVED!r}, which is the optimizer's: rename it")
         speculative = self.speculator.claim() if self.speculator is not None else None
         with ExitStack() as in_flight:
-            in_flight.push(self._take_back)
+            in_flight.push(self._undo_publishing)
             if speculative is not None:
                 in_flight.enter_context(speculative.step)
             if self._state.unpublished:
@@ -196,9 +196,9 @@ class StepRunner:
         self._report.traffic.add(steps=1, params=plan.params)
         return True
 
-    def _take_back(self, kind: type[BaseException] | None, *_: object) -> None:
+    def _undo_publishing(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._state.take_back()
+            self._state.undo_publishing()
 
     def interrupt(self) -> None:
         """Have the step that is being made end without effect, unless it is being committed; from any thread."""
