@@ -133,6 +133,7 @@ class DimSelector(wiring.Component):
             self.o.payload.mask.eq(reach[1] | taken),
             self.o.payload.last.eq(last),
         ]
+        equals = sum(equal)
         with m.If(self.o.ready):
-            m.d.sync += ties.eq(ties - sum(taken))
+            m.d.sync += ties.eq(Mux(ties > equals, ties - equals, 0))
         return self.o.ready

@@ -18,6 +18,7 @@ from amaranth.lib.wiring import In, Out
 from nearflash.gateware.attention.engine.interfaces import ContextRecord, PageHeader, RequestKind, RoutedHeader
 from nearflash.gateware.nand.codeword import SealedTag
 from nearflash.gateware.nand.interfaces import CHANNEL_BITS, CodewordBeat
+from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["PageDelivery"]
@@ -57,6 +58,8 @@ class PageDelivery(wiring.Component):
         """A header goes out, then its bits are walked over; codewords follow the queue of channels."""
         m = Module()
         m.submodules.ways = ways = StreamQueue(CHANNEL_BITS, _CODEWORDS_AHEAD)
+        m.submodules.tag = tag = HalfBuffer(SealedTag)  # what checks pages is ready only after a long look
+        wiring.connect(m, tag.o, wiring.flipped(self.o_page_tag))
         m.submodules.page_tags = page_tags = Memory(shape=64, depth=self.contexts, init=[])
         write, read = page_tags.write_port(), page_tags.read_port(domain="comb")
         wanted, number, channel = Signal(64), Signal(6), Signal(CHANNEL_BITS)
@@ -67,8 +70,8 @@ class PageDelivery(wiring.Component):
             write.data.eq(self.i_context.record.page_tag),
             write.en.eq(self.i_context.valid),
             read.addr.eq(header.context),
-            self.o_page_tag.payload.eq(page_tag),
-            self.o_page_tag.payload.number.eq(number),
+            tag.i.payload.eq(page_tag),
+            tag.i.payload.number.eq(number),
             ways.i.payload.eq(channel),
         ]
         with m.FSM():
@@ -92,10 +95,10 @@ class PageDelivery(wiring.Component):
             with m.State("WALK"):
                 m.d.comb += [
                     # A page tag and its channel go together: of one alone the other's order would be lost.
-                    self.o_page_tag.valid.eq(wanted[0] & ways.i.ready),
-                    ways.i.valid.eq(wanted[0] & self.o_page_tag.ready),
+                    tag.i.valid.eq(wanted[0] & ways.i.ready),
+                    ways.i.valid.eq(wanted[0] & tag.i.ready),
                     # A codeword that is not wanted takes its cycle, too: its number counts.
-                    found.eq(~wanted[0] | (self.o_page_tag.ready & ways.i.ready)),
+                    found.eq(~wanted[0] | (tag.i.ready & ways.i.ready)),
                 ]
                 with m.If(found):
                     m.d.sync += [wanted.eq(wanted >> 1), number.eq(number + 1)]

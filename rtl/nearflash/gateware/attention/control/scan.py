@@ -29,6 +29,7 @@ from nearflash.gateware.attention.engine.interfaces import MaskBeat, RequestKind
 from nearflash.gateware.bus.axi import Axi4ReadSignature
 from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.transfer import BusError
+from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.stream.queue import StreamQueue
 
 __all__ = ["ScanWalker"]
@@ -79,6 +80,8 @@ class ScanWalker(wiring.Component):
         m = Module()
         m.submodules.reader = reader = BurstReader(64, max_outstanding=4, max_burst_bytes=512)
         m.submodules.masks = masks = StreamQueue(MaskBeat, _MASK_BEATS)
+        m.submodules.mask = mask = HalfBuffer(MaskBeat)  # a beat is looked at for four cycles
+        wiring.connect(m, masks.o, mask.i)
         m.submodules.queues = queues = IndexQueues(self.config)
         m.submodules.pages = pages = Memory(shape=7 + INDEX_ROWS_MAX, depth=_PAGES_MAX, init=[])
         wiring.connect(m, reader.bus, wiring.flipped(self.bus))
@@ -111,7 +114,7 @@ class ScanWalker(wiring.Component):
                 with m.If(self.i.valid):
                     m.next = "LIST-PAGES"
             with m.State("LIST-PAGES"):
-                with m.If(self._list(m, masks.o, pages.write_port())):
+                with m.If(self._list(m, mask.o, pages.write_port())):
                     m.next = "WALK"
             with m.State("WALK"):
                 m.d.comb += walking.eq(~walked)

@@ -82,7 +82,9 @@ class Threshold(wiring.Component):
         rest = Signal(signed(self._weight_bits + 1))
         product, fall = Mux(mass[0], self.total, 0), ~Cat(self.weight, C(0, 1))
         step = wire(m, Mux(self.multiply, product, fall).as_signed())
-        below = wire(m, (rest + step + ~self.multiply)[: len(rest) + 1].as_signed())
+        # With a digit below both for the carry it is one adder: two are the longest path of the whole kernel.
+        total = Cat(C(1, 1), rest).as_signed() + Cat(~self.multiply, step).as_signed()
+        below = wire(m, total[1 : len(rest) + 2].as_signed())
         with m.If(self.start):
             m.d.sync += [mass.eq(self.mass), by_mass.eq(self.mass.any()), rest.eq(-1)]
         with m.Elif(self.multiply):
