@@ -186,9 +186,9 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; updates that backward has begun are discarded."""
+        """As torch's; updates that backward has begun are discarded, and gradients that are not in memory."""
         if not self._optimizer_state.closed:
-            self._worker(self._runner.discard)
+            self._worker(self._runner.drop_gradients)
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -25,7 +25,10 @@ from nearflash.training.step.host_memory import load_tensor_loops
 from nearflash.training.step.parameters import FlatParameters, dtype_name
 from nearflash.training.step.requirements import check_gradient
 
-__all__ = ["clip_scalar", "reject_nonfinite", "squares_and_fingerprints", "sum_of_squares", "tensors_with_gradient"]
+__all__ = [
+    "clip_scalar", "reject_nonfinite", "square_runs", "squares_and_fingerprints", "sum_of_squares",
+    "tensors_with_gradient",
+]  # fmt: skip
 
 BLOCK = 1 << 20
 """Elements that a thread takes at once."""
@@ -45,6 +48,7 @@ def tensors_with_gradient(flat: FlatParameters) -> list[int]:
             raise FormatError(f"parameter {entry.name!r} must be {entry.dtype}, not {dtype_name(tensor)}")
         if tensor.grad is not None:
             check_gradient(entry.name, tensor.grad, entry.shape)
+        if flat.has_gradient(index):
             indices.append(index)
     flat.check_memory()
     return indices
@@ -55,12 +59,19 @@ def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
     return squares_and_fingerprints(gradients, marked=False)[0]
 
 
-def squares_and_fingerprints(gradients: Iterable[torch.Tensor], *, marked: bool = True) -> tuple[float, list[int]]:
+def square_runs(gradient: torch.Tensor) -> list[NDArray[np.float64]]:
+    """Sums of the squares of each 1,024 elements of a gradient in host memory, or of a part that begins with a run."""
+    return [_sums(False, (0, 0, part))[0] for part in gradient.detach().reshape(-1).split(BLOCK) if part.numel()]
+
+
+def squares_and_fingerprints(
+    gradients: Iterable[torch.Tensor], *, marked: bool = True, more: Iterable[NDArray[np.float64]] = ()
+) -> tuple[float, list[int]]:
     """As sum_of_squares; beside it, of each gradient, the fingerprint of its values in fp32, from the same pass.
 
-    Not `marked`: fingerprints are 0.
+    Not `marked`: fingerprints are 0. more: sums of squares of other gradients, which count as well.
     """
-    sums: list[NDArray[np.float64]] = []
+    sums: list[NDArray[np.float64]] = list(more)
     marks: list[int] = []
     blocks: list[tuple[int, int, torch.Tensor]] = []
     for index, gradient in enumerate(gradients):
@@ -93,7 +104,7 @@ def clip_scalar(norm: float, max_norm: float | None, scale: float) -> float:
 
 def reject_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
     """Raise NonFiniteError, with the first damaged tensor's name and the counts."""
-    counts = {flat.entries[i].name: _nonfinite(flat.tensors[i].grad) for i in tensors}
+    counts = {flat.entries[i].name: sum(map(_count_nonfinite, flat.gradient_parts(i))) for i in tensors}
     damaged = [name for name, count in counts.items() if count]
     if not damaged:
         raise NonFiniteError("gradients must be finite, but another rank has some that are not; nothing was updated")
@@ -115,6 +126,5 @@ def _sums(marked: bool, block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[n
     return sums, mark << 16 if bf16 else mark  # an fp32 number has bf16's bits above 16 zeros
 
 
-def _nonfinite(gradient: torch.Tensor | None) -> int:
-    assert gradient is not None, "only tensors with a gradient are looked at"
+def _count_nonfinite(gradient: torch.Tensor) -> int:
     return int(torch.count_nonzero(~torch.isfinite(gradient.float())))

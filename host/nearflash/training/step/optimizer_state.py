@@ -26,6 +26,7 @@ from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Schedule, Step
+from nearflash.training.step.scratch import GradientScratch
 from nearflash.training.step.settings import StepSettings
 from nearflash.training.step.streamed import is_streamed
 from nearflash.training.step.transfer import HOST_ARRAYS
@@ -83,6 +84,7 @@ class OptimizerState:
         self.unpublished = False
         """Whether the store has a step that not all tensors have, since publishing it failed: `reload` comes next."""
         self._paths = settings.paths
+        self.scratch: GradientScratch | None = None
         self.flat = self._flatten(groups, settings.new_extent_params)
         exists = [path for path in self._paths if path.exists()]
         if exists and not settings.resume:
@@ -90,6 +92,12 @@ class OptimizerState:
                 f"{exists[0]} must not exist yet: pass resume=True to resume from it, or give another path"
             )
         with contextlib.ExitStack() as life:
+            if settings.free_gradients:
+                tensors = [*self.flat.tensors, *(member.tensor for member in self.flat.waiting)]
+                self.flat.scratch = self.scratch = GradientScratch(
+                    tensors, self._paths[0], report.traffic, direct=settings.direct
+                )
+                life.callback(self.scratch.close)
             devices = [self._open(device, life) for device in settings.devices]
             self._device_of = dict(zip(self._paths, devices, strict=True))
             if exists or settings.resume in (True, "exact"):
@@ -347,8 +355,11 @@ class OptimizerState:
     def _flatten(
         self, groups: Sequence[dict[str, Any]], extent_params: int, stored: Collection[str] = ()
     ) -> FlatParameters:
-        staged = self._settings.overlap == "backward"  # it reads the tensors while new values come
-        return FlatParameters(groups, self._settings.copy_format, extent_params, self._arrays, stored, staged=staged)
+        flat = FlatParameters(
+            groups, self._settings.copy_format, extent_params, self._arrays, stored, staged=self._settings.speculates
+        )
+        flat.scratch = self.scratch
+        return flat
 
     @staticmethod
     def _open(device: str | Device, life: contextlib.ExitStack) -> Device:

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -93,6 +93,16 @@ class Member:
         return self.tensor.requires_grad or self.tensor.grad is not None
 
 
+class StoredGradients(Protocol):
+    """Gradients that are not in memory (nearflash.training.step.scratch)."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether it has the tensor's gradient."""
+
+    def read(self, tensor: torch.Tensor, first: int, length: int) -> torch.Tensor:
+        """A part of it, (length,), in host memory."""
+
+
 class FlatParameters:
     """The tensors of all parameter groups that have state, in order, each once.
 
@@ -137,6 +147,8 @@ class FlatParameters:
         self.manifest = Manifest.pack([(n, tuple(t.shape), dtype_name(t)) for n, t in described], extent_params, arrays)
         self._starts = [entry.start for entry in self.manifest.tensors]
         self._stops = [entry.stop for entry in self.manifest.tensors]
+        self.scratch: StoredGradients | None = None
+        """Has gradients that are not in memory."""
         self._all_staged = staged
         self._next: list[torch.Tensor | None] = [None] * len(self.tensors)
         """Host copies of new values, of those that need one."""
@@ -203,14 +215,13 @@ class FlatParameters:
         """
         target, reached = torch.from_numpy(out), start
         for piece in self.pieces(start, stop):
-            gradient = self.tensors[piece.tensor].grad
-            assert gradient is not None, "runs hold tensors with gradients only"
             out[reached - start : piece.position - start] = 0
             at = piece.position - start
-            if gradient.dtype is torch.bfloat16 and is_plain(gradient):
-                widen_bf16(gradient.data_ptr() + piece.first * gradient.element_size(), out[at : at + piece.length])
+            part = self._gradient_part(piece)
+            if part.dtype is torch.bfloat16 and is_plain(part):
+                widen_bf16(part.data_ptr(), out[at : at + piece.length])
             else:
-                target[at:][: piece.length].copy_(gradient.reshape(-1)[piece.first : piece.first + piece.length])
+                target[at:][: piece.length].copy_(part)
             if gathered is not None:
                 gathered.add(piece.tensor, piece.first, target[at:][: piece.length])
             reached = piece.position + piece.length
@@ -218,6 +229,24 @@ class FlatParameters:
         if scalar != 1.0:
             with np.errstate(over="ignore"):  # the device counts what is not finite
                 np.multiply(out, np.float32(scalar), out=out)
+
+    def has_gradient(self, tensor: int) -> bool:
+        """Whether a tensor has a gradient, in memory or not."""
+        given = self.tensors[tensor]
+        return given.grad is not None or (self.scratch is not None and self.scratch.holds(given))
+
+    def gradient_parts(self, tensor: int) -> Iterator[torch.Tensor]:
+        """A tensor's gradient, (n,), by parts where it is not in memory."""
+        given, size = self.tensors[tensor], self.manifest.extent_params
+        for first in range(0, given.numel(), size):
+            yield self._gradient_part(TensorPiece(tensor, first, min(size, given.numel() - first), 0))
+
+    def _gradient_part(self, piece: TensorPiece) -> torch.Tensor:
+        tensor = self.tensors[piece.tensor]
+        if self.scratch is not None and self.scratch.holds(tensor):
+            return self.scratch.read(tensor, piece.first, piece.length)
+        assert tensor.grad is not None, "runs hold tensors with gradients only"
+        return tensor.grad.reshape(-1)[piece.first : piece.first + piece.length]
 
     def put_parameters(self, extent: Extent, out: NDArray[np.float32]) -> None:
         """Write the tensors' present values, fp32, into `out` (one extent); padding becomes zero."""

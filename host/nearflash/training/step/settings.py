@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     loss_scale: LossScale | Literal["dynamic"] | float | None
     compression: TopK | None
     overlap: Literal["step", "backward"]
+    free_gradients: bool
     resident_bytes: int
     sum_of_squares: Callable[[Iterable[torch.Tensor]], float] | None
     foreach: bool | None
@@ -121,6 +122,13 @@ class StepSettings:
     overlap: Literal["step", "backward"] = field(
         default="step", metadata={DOC: 'When updates begin: in `step`, or ("backward") while backward runs.'}
     )
+    free_gradients: bool = field(
+        default=False,
+        metadata={
+            DOC: 'With `overlap="backward"`: gradients go to a scratch file beside the state as backward completes '
+            "them, and `p.grad` is None again; `step` reads them, with the factor of clipping."
+        },
+    )
     resident_bytes: int = field(
         default=0, metadata={DOC: "Device memory, over all devices, for extents that the next step need not read."}
     )
@@ -160,6 +168,16 @@ class StepSettings:
         for name, holds, rule in (
             ("max_grad_norm", norm is None or 0 < norm < float("inf"), "None or positive and finite"),
             ("overlap", self.overlap in ("step", "backward"), "'step' or 'backward'"),
+            (
+                "free_gradients",
+                self.overlap == "backward" or not self.free_gradients,
+                'False with overlap="step", which leaves gradients where they are',
+            ),
+            (
+                "free_gradients",
+                self.sum_of_squares is None or not self.free_gradients,
+                "False with sum_of_squares, which looks at gradients in memory",
+            ),
             ("resident_bytes", self.resident_bytes >= 0, "at least 0"),
         ):
             if not holds:
@@ -174,6 +192,11 @@ class StepSettings:
             return self.extent_params
         processor = self.state_format != StateFormat.FP32 or self.compression is not None or self.resident_bytes > 0
         return EXTENT_PARAMS if processor else CACHED_EXTENT_PARAMS
+
+    @property
+    def speculates(self) -> bool:
+        """Whether updates begin during backward, while the tensors are read."""
+        return self.overlap == "backward" and not self.free_gradients
 
     @property
     def copy_format(self) -> CopyFormat | None:

@@ -60,7 +60,9 @@ class StepRunner:
         self._attach()
 
     def _attach(self) -> None:
-        if self._settings.overlap == "backward":
+        if self._state.scratch is not None:
+            self._state.scratch.attach(self._state.flat.tensors, self._worker)
+        if self._settings.speculates:
             self.speculator = Speculator(self._state.flat, self._speculate, self._report, self._worker)
 
     def detach(self) -> None:
@@ -72,6 +74,12 @@ class StepRunner:
         """Forget updates that backward has begun."""
         if self.speculator is not None:
             self.speculator.discard()
+
+    def drop_gradients(self) -> None:
+        """Forget gradients that are not in memory, and updates that backward has begun."""
+        self.discard()
+        if self._state.scratch is not None:
+            self._state.scratch.clear()
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Gradients that come meanwhile are not final."""
@@ -166,6 +174,9 @@ class StepRunner:
             goes_on = (bool(active) or several) and not found_inf
             if not goes_on or not self._advance(active, speculative, grad_scale, in_flight):
                 self._accept(self._state.flat.find_changed())
+        if self._state.scratch is not None:
+            self._state.scratch.clear()
+            self._state.scratch.attach(self._state.flat.tensors, self._worker)
 
     def _advance(
         self,
@@ -254,7 +265,9 @@ class StepRunner:
         with self._report.timeline.span("norm"):
             gradients = [grad for index in active if (grad := flat.tensors[index].grad) is not None]
             # Only what was gathered during backward is compared with what the gradients are now.
-            total, marks = squares_and_fingerprints(gradients, marked=self.speculator is not None)
+            scratch = self._state.scratch
+            more = [] if scratch is None else scratch.squares([flat.tensors[index] for index in active])
+            total, marks = squares_and_fingerprints(gradients, marked=self.speculator is not None, more=more)
             if self._settings.sum_of_squares is not None:
                 total = self._settings.sum_of_squares(gradients)
         if not math.isfinite(total):
