@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from nearflash.training.optimizers.adagrad import NearStorageAdagrad
     from nearflash.training.optimizers.adam import NearStorageAdam, NearStorageAdamW
     from nearflash.training.optimizers.lion import NearStorageLion
+    from nearflash.training.optimizers.muon import NearStorageMuon
     from nearflash.training.optimizers.optimizer import NearStorageOptimizer
     from nearflash.training.optimizers.sgd import NearStorageSGD
     from nearflash.training.optimizers.store import OptimizerStore
@@ -25,6 +26,7 @@ __all__ = [
     "NearStorageAdam",
     "NearStorageAdamW",
     "NearStorageLion",
+    "NearStorageMuon",
     "NearStorageOptimizer",
     "NearStorageSGD",
     "OptimizerStore",
@@ -44,6 +46,7 @@ _MODULES = {
     "NearStorageAdam": "optimizers.adam",
     "NearStorageAdamW": "optimizers.adam",
     "NearStorageLion": "optimizers.lion",
+    "NearStorageMuon": "optimizers.muon",
     "NearStorageOptimizer": "optimizers.optimizer",
     "NearStorageSGD": "optimizers.sgd",
     "OptimizerStore": "optimizers.store",

@@ -55,6 +55,11 @@ class ShardedOptimizer(CollectiveOptimizer):
         group: distributed.ProcessGroup | None = None,
         **options: Any,
     ) -> None:
+        if not kind._elementwise:
+            raise CommandError(
+                f"kind must update elements by themselves, not {kind.__name__}, which needs whole matrices: take "
+                "RankedOptimizer with DistributedDataParallel, where each rank has them"
+            )
         self._local_of: dict[torch.Tensor, torch.Tensor] = {}
         super().__init__(params, group, options)
         if "path" in options:

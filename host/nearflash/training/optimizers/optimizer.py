@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 
@@ -49,6 +49,9 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     Raises StateError, StorageFullError, FormatError, CommandError, and what `open_device` raises.
     """
+
+    _elementwise: ClassVar[bool] = True
+    """Whether the update of an element depends on that element alone, so that shards can be updated."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves unscaling to `step`, by grad_scale, found_inf
 

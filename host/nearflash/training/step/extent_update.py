@@ -1,12 +1,16 @@
 """A step's work on an extent in device memory."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.support.timeline import Timeline
 from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.fingerprint import GradientFingerprints
+from nearflash.training.step.muon import MuonStep, Orthogonalizer
 from nearflash.training.step.parameters import FlatParameters
-from nearflash.training.step.plan import StepPlan
+from nearflash.training.step.plan import ParameterRun, StepPlan
 from nearflash.training.step.transfer import Slot, Transfer
 
 __all__ = ["ExtentUpdate"]
@@ -26,10 +30,12 @@ class ExtentUpdate:
         compressor: Compressor | None,
         step: int,
         gathered: GradientFingerprints | None,
+        orthogonalizer: Orthogonalizer,
     ) -> None:
-        """gathered: takes the fingerprints of the gradients that are gathered."""
+        """gathered: takes the fingerprints of the gradients that are gathered. orthogonalizer: of this step."""
         self._flat, self._plan, self._timeline = flat, plan, timeline
         self._compressor, self._step, self._gathered = compressor, step, gathered
+        self._orthogonalizer = orthogonalizer
 
     def __call__(self, transfer: Transfer, slot: Slot) -> None:
         """Raises DeviceError, WaitTimeoutError, NonFiniteError."""
@@ -41,6 +47,9 @@ class ExtentUpdate:
             gradients, stream = transfer.gradients(params), None
             with span("gather gradients", params=params):
                 self._flat.put_gradients(run.start, run.stop, run.scalar, gradients, self._gathered)
+            if isinstance(run.rule, MuonStep):
+                self._update_matrices(transfer, slot, run, run.rule)
+                continue
             if self._compressor is not None:
                 with span("compress", params=params):
                     stream = self._compressor.compress(run.start, gradients, self._step)
@@ -52,3 +61,21 @@ class ExtentUpdate:
             left_out = self._compressor.after(extent.start, extent.params, [run.start for run in runs])
             for name, values in left_out.items():
                 slot.host[name][: values.nbytes] = values.view(np.uint8)
+
+    def _update_matrices(self, transfer: Transfer, slot: Slot, run: ParameterRun, rule: MuonStep) -> None:
+        """The momentum of all, from the gradients that were gathered; then each matrix's part of its update."""
+        span, flat = self._timeline.span, self._flat
+        if rule.momentum:
+            with span("update", params=run.stop - run.start):
+                transfer.update(slot, replace(run, rule=rule.moment, copy=CopyFormat.NONE))
+        for tensor in flat.tensors_in(run.start, run.stop):
+            entry = flat.entries[tensor]
+            part = replace(run, start=max(run.start, entry.start), stop=min(run.stop, entry.stop))
+            params = part.stop - part.start
+            with span("orthogonalize", params=params):
+                given = transfer.gradients(params)
+                self._orthogonalizer.put(tensor, rule, run.scalar, part.start - entry.start, given)
+            with span("update", params=params):
+                new = transfer.update(slot, replace(part, rule=rule.application(entry.shape)))
+            with span("stage", params=params):
+                flat.stage(part.start, part.stop, new, run.copy)

@@ -22,6 +22,7 @@ from nearflash.storage.state.superblock import Stamp
 from nearflash.training.gradients.compression import Compressor, TopK
 from nearflash.training.step.extent_update import ExtentUpdate
 from nearflash.training.step.fingerprint import GradientFingerprints
+from nearflash.training.step.muon import Orthogonalizer
 from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.report import Report
@@ -156,7 +157,9 @@ class OptimizerState:
 
     def updater(self, plan: StepPlan, gathered: GradientFingerprints | None = None) -> ExtentUpdate:
         """The update stage of the next step. gathered: takes the fingerprints of the gradients that are gathered."""
-        return ExtentUpdate(self.flat, plan, self._report.timeline, self._compressor, self.store.steps + 1, gathered)
+        orthogonalizer = Orthogonalizer(self.flat, self.store, self._report.traffic)
+        step = self.store.steps + 1
+        return ExtentUpdate(self.flat, plan, self._report.timeline, self._compressor, step, gathered, orthogonalizer)
 
     def commit(self, tensors: Sequence[int], metadata: Mapping[str, Any]) -> None:
         """Make a finished step, which updated `tensors`, the store's state, then the tensors' contents.
