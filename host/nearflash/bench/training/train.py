@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.abi.optimizers import AdamStep, StateFormat
 from nearflash.bench.options import Option, check_choices
 from nearflash.training.preflight import Severity, StateSizes, preflight
 
@@ -40,7 +41,8 @@ CASES = (
     DEEPSPEED, OURS, *(f"{OURS}-{way}" for way in ("overlap", "resident", "mx8", "topk", "all")), "torch-memory"
 )  # fmt: skip
 SIZES = {"smollm2-135m": 135_000_000, "tiny": 16_000_000}
-"""Modes, with their parameters rounded up."""
+"""Shapes, with their parameters rounded up."""
+MODES = ("step", "scale")
 STEPS = 5
 PATH_VARIABLE = "NEARFLASH_BENCH_PATH"
 BASELINE = Path(environ.get("NEARFLASH_BASELINE", ".venv-deepspeed"))
@@ -61,14 +63,29 @@ def run(
             metavar="FOLDER",
         ),
     ] = None,
+    mode: Annotated[
+        str, Option("Measure a model's step, or optimizer steps of 1, 2 and 3 billion parameters.", choices=MODES)
+    ] = "step",
 ) -> Iterator[dict[str, Any]]:
     """Rows of the cases (the `parts`), of the roofline, and the ratios. Raises CommandError, StorageFullError.
 
-    size: the model's. path: folder on the disk to be measured; else $NEARFLASH_BENCH_PATH, else build/bench.
+    size: the model's; in mode `scale`, tiny is of 100, 200 and 400 million parameters. path: folder on the disk to be
+    measured; else $NEARFLASH_BENCH_PATH, else build/bench.
     """
     cases = check_choices("parts", parts, CASES)
     check_choices("size", [size], SIZES)
-    folder = _folder(path or Path(environ.get(PATH_VARIABLE, "build/bench")), SIZES[size])
+    check_choices("mode", [mode], MODES)
+    place = path or Path(environ.get(PATH_VARIABLE, "build/bench"))
+    if mode == "scale":
+        from nearflash.bench.training.scale import SIZES as ROWS
+        from nearflash.bench.training.scale import scale
+
+        yield from scale(
+            _folder(place, StateSizes(ROWS[size][-1], AdamStep(lr=0.0, step=1, state_format=StateFormat.MX8))),
+            ROWS[size],
+        )
+        return
+    folder = _folder(place, StateSizes(SIZES[size]))
     rows: dict[str, dict[str, Any]] = {}
     for case in cases:
         rows[case], interleaved = _measure_case(case, size, folder)
@@ -79,9 +96,9 @@ def run(
     yield _ratios(rows)
 
 
-def _folder(folder: Path, params: int) -> Path:
+def _folder(folder: Path, sizes: StateSizes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for finding in preflight(folder, StateSizes(params), measure=False):
+    for finding in preflight(folder, sizes, measure=False):
         if finding.level is Severity.ERROR:
             raise CommandError(f"path of the bench ({folder}): {finding.subject}: {finding.text}")
     return folder
