@@ -27,7 +27,7 @@ from nearflash.abi.topk import (
 )
 from nearflash.device.backends.host.bf16 import bf16_patterns, bf16_values
 
-__all__ = ["decode_values", "encode_values", "expand", "pack"]
+__all__ = ["decode_values", "encode_values", "expand", "find_crc32c", "pack"]
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Places: TypeAlias = NDArray[np.int64]
@@ -68,7 +68,7 @@ def pack(indices: NDArray[np.int64], values: NDArray[Any], params: int, value_fo
     tiles = -(-params // TILE_PARAMS)
     counts = np.diff(np.searchsorted(indices, np.arange(tiles + 1) << TILE_BITS))
     ends = np.cumsum(_tile_bytes(counts, value_bytes)) + HEADER_BYTES
-    crc32c = _find_crc32c()
+    crc32c = find_crc32c()
     header = StreamHeader(value_format, params, len(indices), int(ends[-1]))
     words_at = ends - _tile_bytes(counts, value_bytes)
     stream = np.zeros(header.stream_bytes, np.uint8)
@@ -129,7 +129,7 @@ def _places(counts: Places, sections_at: Places, element_bytes: int) -> Places:
     return np.repeat(sections_at // element_bytes - before, counts) + np.arange(counts.sum())
 
 
-def _find_crc32c() -> Callable[..., int]:
+def find_crc32c() -> Callable[..., int]:
     """CRC32C of arrays: the package's, or, where a board has none, the contract's, a thousand times slower."""
     try:
         from crc32c import crc32c
@@ -140,7 +140,7 @@ def _find_crc32c() -> Callable[..., int]:
 
 def _checksums(words: NDArray[np.uint64], words_at: Places, counts: Places, value_bytes: int) -> NDArray[np.uint32]:
     """CRC32C of each tile, in which its number and its count stand before its sections."""
-    crc32c = _find_crc32c()
+    crc32c = find_crc32c()
     first = np.arange(len(counts), dtype=np.uint64) | words[words_at // WORD_BYTES] << np.uint64(32)
     starts, stops = words_at // WORD_BYTES + 1, (words_at + _tile_bytes(counts, value_bytes)) // WORD_BYTES
     spans = zip(first, starts.tolist(), stops.tolist(), strict=True)
