@@ -26,6 +26,7 @@ from nearflash.gateware.bus.read import BurstReader
 from nearflash.gateware.bus.registers import RegisterFile
 from nearflash.gateware.bus.write import BurstWriter
 from nearflash.gateware.stream.gearbox import pieces
+from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.gateware.top.control import connect_control, connect_counters, control_members
 from nearflash.gateware.weights.parser import MatrixParser
 from nearflash.gateware.weights.rows import RowExpander
@@ -64,6 +65,8 @@ class ExpandKernel(wiring.Component):
         m.submodules.registers = registers = RegisterFile(EXPAND)
         m.submodules.sequencer = sequencer = ExpandSequencer(config, registers.values.shape())
         m.submodules.reader = reader = BurstReader(config.port_bits, **bursts)
+        # Words come from block RAM, whose output is slow: a checksum of one in the same cycle is the longest path.
+        m.submodules.words = words = SkidBuffer(reader.o.payload.shape())
         m.submodules.parser = parser = MatrixParser(config.port_bits, config.columns_max)
         rows = RowExpander(config.width, config.port_bits, config.columns_max, formats)
         m.submodules.rows = ResetInserter(sequencer.clear)(rows)
@@ -73,7 +76,7 @@ class ExpandKernel(wiring.Component):
         connect_control(m, self, registers, sequencer)
         m.d.comb += [
             sequencer.stream_fault.eq(parser.fault),
-            sequencer.idle.eq(reader.idle & parser.idle & rows.idle & writer.idle),
+            sequencer.idle.eq(reader.idle & ~words.o.valid & parser.idle & rows.idle & writer.idle),
             sequencer.read_error.eq(reader.error),
             sequencer.write_error.eq(writer.error),
             reader.clear.eq(sequencer.clear),
@@ -84,7 +87,8 @@ class ExpandKernel(wiring.Component):
         for source, sink in (
             (sequencer.read, reader.i_command),
             (sequencer.matrix, parser.i_command),
-            (reader.o, parser.i),
+            (reader.o, words.i),
+            (words.o, parser.i),
             (parser.o_row, rows.i_row),
             *((getattr(parser, f"o_{name}"), getattr(rows, f"i_{name}")) for name in rows.streams),
         ):
