@@ -1,6 +1,6 @@
 """A Llama of 1.5 billion parameters within 8 GB: `python -m nearflash.training.examples.large FOLDER [--torch]`.
 
-FOLDER needs 22 GB; torch.optim.AdamW (--torch) needs 12 GB of memory. A limit: systemd-run --scope -p MemoryMax=8G -p
+FOLDER needs 22 GB; torch.optim.AdamW (--torch) needs 12 GB of memory. A limit: systemd-run with MemoryMax=8G and
 MemorySwapMax=0, or with cgroups of version 1 memory.limit_in_bytes of a group that has the shell in its cgroup.procs.
 """
 

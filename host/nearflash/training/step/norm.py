@@ -7,10 +7,9 @@ number of threads nor on the devices. Tensors on a GPU sum their squares there, 
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import torch
@@ -61,7 +60,11 @@ def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
 
 def square_runs(gradient: torch.Tensor) -> list[NDArray[np.float64]]:
     """Sums of the squares of each 1,024 elements of a gradient in host memory, or of a part that begins with a run."""
-    return [_sums(False, (0, 0, part))[0] for part in gradient.detach().reshape(-1).split(BLOCK) if part.numel()]
+    values = gradient.detach().reshape(-1)
+    squares = np.empty(-(-values.numel() // RUN), np.float64)
+    for offset, part in enumerate(values.split(BLOCK)):
+        _sums(False, squares, (0, 0, part, offset * (BLOCK // RUN)))
+    return [squares]
 
 
 def squares_and_fingerprints(
@@ -73,7 +76,8 @@ def squares_and_fingerprints(
     """
     sums: list[NDArray[np.float64]] = list(more)
     marks: list[int] = []
-    blocks: list[tuple[int, int, torch.Tensor]] = []
+    blocks: list[tuple[int, int, torch.Tensor, int]] = []
+    runs = 0
     for index, gradient in enumerate(gradients):
         values = gradient.detach().reshape(-1).resolve_neg()
         marks.append(0)
@@ -83,13 +87,17 @@ def squares_and_fingerprints(
                 sums.append(np.array([float(part.double().square().sum())]))
                 marks[index] += fingerprint(part, start) if marked else 0
         else:
-            blocks += [(index, offset, part) for offset, part in enumerate(values.split(BLOCK)) if part.numel()]
+            for offset, part in enumerate(values.split(BLOCK)):
+                blocks.append((index, offset, part, runs))
+                runs += -(-part.numel() // RUN)
+    # One array: small ones, made and given back by threads, would stay with the allocator's arenas.
+    squares = np.empty(runs, np.float64)
+    sums.append(squares)
     with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
-        for (index, _, _), (runs, mark) in zip(blocks, pool.map(partial(_sums, marked), blocks), strict=True):
-            sums.append(runs)
+        for (index, _, _, _), mark in zip(blocks, pool.map(partial(_sums, marked, squares), blocks), strict=True):
             marks[index] += mark
     total = sum(float(part.sum()) for part in sums)
-    exact = math.fsum(chain.from_iterable(sums)) if math.isfinite(total) else total
+    exact = math.fsum(_numbers(sums)) if math.isfinite(total) else total
     return exact, [mark % MODULUS for mark in marks]
 
 
@@ -114,16 +122,27 @@ def reject_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
     )
 
 
-def _sums(marked: bool, block: tuple[int, int, torch.Tensor]) -> tuple[NDArray[np.float64], int]:
-    """Sums of the squares of each run of block number `place`, and its part of the tensor's fingerprint."""
-    _, offset, part = block
+def _numbers(sums: Iterable[NDArray[np.float64]]) -> Iterator[float]:
+    for part in sums:
+        for first in range(0, len(part), BLOCK // RUN):
+            yield from part[first : first + BLOCK // RUN].tolist()
+
+
+def _sums(marked: bool, squares: NDArray[np.float64], block: tuple[int, int, torch.Tensor, int]) -> int:
+    """Write the sums of the squares of each run of a block; returns its part of the tensor's fingerprint.
+
+    block: the tensor's index, the block's number in it, its values, and the place of its first run in `squares`.
+    """
+    _, offset, part, first = block
+    if not part.numel():
+        return 0
     bf16 = part.dtype is torch.bfloat16
     values = (part.contiguous().view(torch.int16) if bf16 else part.float().contiguous()).numpy()
-    sums = np.empty(-(-values.size // RUN), np.float64)
     loop = load_tensor_loops().sum_bf16s if bf16 else load_tensor_loops().sum_floats
     keys = find_address(KEYS) if marked else None
-    mark = int(loop(find_address(values), values.size, keys, offset * (BLOCK // RUN), find_address(sums)))
-    return sums, mark << 16 if bf16 else mark  # an fp32 number has bf16's bits above 16 zeros
+    out = find_address(squares[first:])
+    mark = int(loop(find_address(values), values.size, keys, offset * (BLOCK // RUN), out))
+    return mark << 16 if bf16 else mark  # an fp32 number has bf16's bits above 16 zeros
 
 
 def _count_nonfinite(gradient: torch.Tensor) -> int:
