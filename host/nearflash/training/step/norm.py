@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import FormatError, NonFiniteError, ShapeError
 from nearflash.abi.formats import fp32_round
+from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.direct import aligned_buffer
 from nearflash.support.native import find_address
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.training.step.fingerprint import KEYS, MODULUS, RUN, fingerprint
@@ -90,8 +92,8 @@ def squares_and_fingerprints(
             for offset, part in enumerate(values.split(BLOCK)):
                 blocks.append((index, offset, part, runs))
                 runs += -(-part.numel() // RUN)
-    # One array: small ones, made and given back by threads, would stay with the allocator's arenas.
-    squares = np.empty(runs, np.float64)
+    # One mapping, which goes back to the system: what threads and the allocator keep would grow with the model.
+    squares = aligned_buffer(-(-runs * 8 // BLOCK_BYTES) * BLOCK_BYTES)[: runs * 8].view(np.float64)
     sums.append(squares)
     with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
         for (index, _, _, _), mark in zip(blocks, pool.map(partial(_sums, marked, squares), blocks), strict=True):
