@@ -10,7 +10,7 @@ import torch
 from nearflash.abi.errors import NonFiniteError
 from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.storage import ADAM_ARRAYS
-from nearflash.training.step.norm import clip_scalar, reject_nonfinite, sum_of_squares
+from nearflash.training.step.norm import clip_scalar, reject_nonfinite, squares_and_fingerprints, sum_of_squares
 from nearflash.training.step.parameters import FlatParameters
 
 
@@ -86,3 +86,8 @@ def test_products_are_rounded_once(set_gradients):
         assert np.array_equal(out[inside], exact.astype(np.float32))
         out[inside] = 0
     assert not out.any(), "padding is zero"
+
+
+@pytest.mark.parametrize("gradients", [[], [torch.empty(0)], [torch.empty(0, 3), torch.empty(0)]])
+def test_no_element_at_all(gradients):
+    assert squares_and_fingerprints(gradients) == (0.0, [0] * len(gradients))

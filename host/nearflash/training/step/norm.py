@@ -93,7 +93,7 @@ def squares_and_fingerprints(
                 blocks.append((index, offset, part, runs))
                 runs += -(-part.numel() // RUN)
     # One mapping, which goes back to the system: what threads and the allocator keep would grow with the model.
-    squares = aligned_buffer(-(-runs * 8 // BLOCK_BYTES) * BLOCK_BYTES)[: runs * 8].view(np.float64)
+    squares = aligned_buffer((runs * 8 // BLOCK_BYTES + 1) * BLOCK_BYTES)[: runs * 8].view(np.float64)
     sums.append(squares)
     with ThreadPoolExecutor(os.cpu_count(), initializer=set_ieee_arithmetic) as pool:
         for (index, _, _, _), mark in zip(blocks, pool.map(partial(_sums, marked, squares), blocks), strict=True):
