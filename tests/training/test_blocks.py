@@ -8,8 +8,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from nearflash.abi.errors import CommandError, NonFiniteError
-from nearflash.training import NearStorageAdamW
-from nearflash.training.blocks import find_blocks, stream_blocks
+from nearflash.training import NearStorageAdamW, NearStorageMuon
+from nearflash.training.blocks import find_blocks, split_for_muon, stream_blocks
 from nearflash.training.step.streamed import is_streamed
 
 WIDTH, VOCABULARY, LAYERS = 32, 50, 4
@@ -192,6 +192,28 @@ def test_a_frozen_block_is_thawed_and_groups_are_added(tmp_path):
             return model.state_dict()
 
     assert_same(run(True, tmp_path / "a"), run(False, tmp_path / "b"))
+
+
+def test_matrices_of_blocks_by_muon(tmp_path):
+    """In blocks on flash, too: the same bits."""
+
+    def run(streamed, path):
+        model = make()
+        model.layers[1].requires_grad_(True)
+        muon, adamw = split_for_muon(model, lr=1e-3)
+        assert [name for name, _ in muon["params"]] == [
+            name for name, p in model.named_parameters() if name.startswith("layers") and p.ndim == 2
+        ]
+        assert {name for name, _ in adamw["params"]} >= {"embed.weight", "layers.0.norm.weight", "layers.3.up.bias"}
+        with NearStorageMuon([muon, adamw], lr=0.02, path=path, extent_params=1024, max_grad_norm=1.0) as optimizer:
+            if streamed:
+                stream_blocks(model, optimizer)
+            losses = train(model, optimizer, 4)
+            return losses, model.state_dict()
+
+    streamed, plain = run(True, tmp_path / "a"), run(False, tmp_path / "b")
+    assert streamed[0] == plain[0]
+    assert_same(streamed[1], plain[1])
 
 
 def test_use_outside_its_block_is_seen(tmp_path):

@@ -37,7 +37,7 @@ from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.step.host_memory import is_plain
 from nearflash.training.step.streamed import is_streamed, mark_streamed, placeholder, unmark
 
-__all__ = ["BlockStream", "find_blocks", "stream_blocks"]
+__all__ = ["BlockStream", "find_blocks", "split_for_muon", "stream_blocks"]
 
 _WITHOUT_FORWARD = (torch.nn.ModuleList, torch.nn.ModuleDict)
 _LISTS = (*_WITHOUT_FORWARD, torch.nn.Sequential)
@@ -55,6 +55,25 @@ def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         else:
             blocks += find_blocks(child)
     return list(dict.fromkeys(blocks))
+
+
+def split_for_muon(model: torch.nn.Module, **adamw: Any) -> list[dict[str, Any]]:
+    """Groups for NearStorageMuon, with names: the matrices of blocks but for embeddings, and all else by AdamW.
+
+    adamw: scalars of the second group. What blocks share with the modules around them goes to AdamW.
+    """
+    blocks = find_blocks(model)
+    outside = [
+        parameter for module in _modules_outside(model, blocks) for parameter in module.parameters(recurse=False)
+    ]
+    embedded = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    others = {id(parameter) for parameter in (*outside, *embedded)}
+    hidden = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2 and id(p) not in others}
+    named = list(model.named_parameters())
+    return [
+        {"params": [(name, p) for name, p in named if id(p) in hidden]},
+        {"params": [(name, p) for name, p in named if id(p) not in hidden], "use_muon": False, **adamw},
+    ]
 
 
 def stream_blocks(
