@@ -256,6 +256,9 @@ def test_models_and_optimizers_that_do_not_fit(tmp_path):
             stream_blocks(model, optimizer, cached_blocks=0)
     with pytest.raises(CommandError, match="optimizer must be a NearStorageOptimizer"):
         stream_blocks(model, torch.optim.SGD(model.parameters()))
+    with NearStorageAdamW(model.parameters(), path=tmp_path / "compared", delta_bytes=1 << 20) as optimizer:
+        with pytest.raises(CommandError, match="delta_bytes must be 0 for blocks to be streamed"):
+            stream_blocks(model, optimizer)
     assert not any(is_streamed(parameter) for parameter in model.parameters())
     with open_optimizer(model, tmp_path / "other") as optimizer:
         stream_blocks(model, optimizer)

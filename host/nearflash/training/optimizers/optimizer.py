@@ -25,6 +25,7 @@ import torch
 from nearflash.abi.errors import CommandError, NearflashError, NoGradientWarning, StateError
 from nearflash.abi.optimizers import OptimizerStep, Profile, StateFormat
 from nearflash.storage import StateStore
+from nearflash.storage.state.delta_log import WeightDelta
 from nearflash.training.optimizers.store import OptimizerStore, snapshot_files
 from nearflash.training.step.full_state import by_place, full_state
 from nearflash.training.step.optimizer_state import OptimizerState, arrays_of
@@ -324,6 +325,15 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def report(self) -> Report:
         """Traffic, stalls, timeline, gradient norm, skipped steps, mispredictions."""
         return self._report
+
+    def delta(self, since: int) -> WeightDelta:
+        """The weights' new words since step `since`: exact, merged over steps, the last value of each word.
+
+        Needs the option `delta_bytes`. Raises StateError where a step after `since` is not kept any more, or others
+        changed the weights after it (`accept_parameters`, a state that was loaded).
+        """
+        self._check_open()
+        return self._worker(lambda: self._optimizer_state.delta(since))
 
     def full_state_dict(self) -> dict[str, Any]:
         """`state_dict` as torch.optim has it, the whole state in memory (nearflash.training.step.full_state)."""

@@ -31,11 +31,16 @@ class ExtentUpdate:
         step: int,
         gathered: GradientFingerprints | None,
         orthogonalizer: Orthogonalizer,
+        *,
+        compare: bool = False,
     ) -> None:
-        """gathered: takes the fingerprints of the gradients that are gathered. orthogonalizer: of this step."""
+        """gathered: takes the fingerprints of the gradients that are gathered. orthogonalizer: of this step.
+
+        compare: find what changes, too.
+        """
         self._flat, self._plan, self._timeline = flat, plan, timeline
         self._compressor, self._step, self._gathered = compressor, step, gathered
-        self._orthogonalizer = orthogonalizer
+        self._orthogonalizer, self._compare = orthogonalizer, compare
 
     def __call__(self, transfer: Transfer, slot: Slot) -> None:
         """Raises DeviceError, WaitTimeoutError, NonFiniteError."""
@@ -56,7 +61,7 @@ class ExtentUpdate:
             with span("update", params=params):
                 new = transfer.update(slot, run, stream)
             with span("stage", params=params):
-                self._flat.stage(run.start, run.stop, new, run.copy)
+                self._flat.stage(run.start, run.stop, new, run.copy, compare=self._compare)
         if self._compressor is not None:
             left_out = self._compressor.after(extent.start, extent.params, [run.start for run in runs])
             for name, values in left_out.items():

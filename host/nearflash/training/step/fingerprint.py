@@ -22,11 +22,11 @@ from threading import Lock
 import numpy as np
 import torch
 
+from nearflash.storage.state.fingerprint import MODULUS
 from nearflash.training.step.host_memory import KEYS, RUN, WORD_BYTES, Row, is_plain, sums_of
 
 __all__ = ["KEYS", "MODULUS", "RUN", "GradientFingerprints", "fingerprint", "fingerprint_of_copy", "fingerprints"]
 
-MODULUS = 1 << 64
 BLOCK = 1 << 20
 """Words that a thread takes at once."""
 

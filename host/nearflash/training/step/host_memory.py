@@ -13,13 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nearflash.storage.state.fingerprint import KEYS, RUN
 from nearflash.support.native import find_address, load_library
 
 __all__ = ["KEYS", "RUN", "WORD_BYTES", "Row", "copy_all", "is_plain", "load_tensor_loops", "sums_of", "widen_bf16"]
-
-RUN = 1 << 10
-"""Words that share a factor of the fingerprint."""
-KEYS = np.random.Generator(np.random.PCG64(0x6E66)).integers(0, 1 << 32, RUN, dtype=np.uint32) | np.uint32(1)
 
 WORD_BYTES = 4
 Row = tuple[int, int, int, int]

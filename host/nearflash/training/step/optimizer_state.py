@@ -18,6 +18,7 @@ from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.storage.state.carry import carry_over
+from nearflash.storage.state.delta_log import DeltaLog, StepDelta, TensorMark, WeightDelta, log_folder
 from nearflash.storage.state.superblock import Stamp
 from nearflash.training.gradients.compression import Compressor, TopK
 from nearflash.training.step.extent_update import ExtentUpdate
@@ -37,6 +38,12 @@ __all__ = ["RESERVED", "OptimizerState", "arrays_of", "join_arrays"]
 RESERVED = "nearflash"
 """Key of the metadata under which the optimizer keeps its own."""
 _UNCOUNTED = "uncounted"
+_ACCEPTED = "accepted"
+"""The last step after which parameters were accepted that others had changed."""
+
+
+def _place(piece: tuple[int, int, NDArray[np.uint8]]) -> tuple[int, int]:
+    return piece[:2]
 
 
 def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple[StateArray, ...]:
@@ -158,8 +165,11 @@ class OptimizerState:
     def updater(self, plan: StepPlan, gathered: GradientFingerprints | None = None) -> ExtentUpdate:
         """The update stage of the next step. gathered: takes the fingerprints of the gradients that are gathered."""
         orthogonalizer = Orthogonalizer(self.flat, self.store, self._report.traffic)
-        step = self.store.steps + 1
-        return ExtentUpdate(self.flat, plan, self._report.timeline, self._compressor, step, gathered, orthogonalizer)
+        step, timeline = self.store.steps + 1, self._report.timeline
+        return ExtentUpdate(
+            self.flat, plan, timeline, self._compressor, step, gathered, orthogonalizer,
+            compare=self._settings.delta_bytes > 0,
+        )  # fmt: skip
 
     def commit(self, tensors: Sequence[int], metadata: Mapping[str, Any]) -> None:
         """Make a finished step, which updated `tensors`, the store's state, then the tensors' contents.
@@ -171,8 +181,11 @@ class OptimizerState:
             steps[tensor] += 1
         try:
             with self._report.timeline.span("commit"):
-                reserved = metadata.get(RESERVED, {}) | ({_UNCOUNTED: self.uncounted} if self.uncounted else {})
+                held = self.store.metadata.get(RESERVED, {})
+                own = {name: held[name] for name in (_UNCOUNTED, _ACCEPTED) if name in held}
+                reserved = metadata.get(RESERVED, {}) | own
                 values = {**metadata, RESERVED: reserved} if reserved else metadata
+                self._log_delta(tensors)
                 self.store.commit(steps, values, self.flat.extents_of(tensors))
         finally:
             self.unpublished = self.store.steps > before
@@ -181,6 +194,41 @@ class OptimizerState:
         with self._report.timeline.span("publish"):
             self.flat.publish(tensors)
         self.unpublished = False
+
+    def _log_delta(self, tensors: Sequence[int]) -> None:
+        """Make durable what the step that is to be committed changes. Raises StorageFullError, StateError."""
+        if not self._settings.delta_bytes:
+            return
+        marks = [
+            TensorMark(entry.name, entry.shape, entry.dtype, before, after)
+            for entry, (before, after) in zip(self.flat.entries, self.flat.marks(set(tensors)), strict=True)
+        ]
+        pieces = [(index, first, stream) for index in tensors for first, stream in self.flat.deltas[index].items()]
+        commit = self.store.steps + 1
+        in_order = tuple(sorted(pieces, key=_place))
+        delta = StepDelta(self.store.identity, commit, commit - self.uncounted, tuple(marks), in_order)
+        self._delta_log.write(delta)
+        for deltas in self.flat.deltas:
+            deltas.clear()
+        self._report.traffic.add(delta_bytes=delta.size_bytes)
+
+    @property
+    def _delta_log(self) -> DeltaLog:
+        return DeltaLog(log_folder(self._paths[0]), self._settings.delta_bytes)
+
+    def delta(self, since: int) -> WeightDelta:
+        """Merge what the steps after `since` changed. Raises StateError where they are not all kept."""
+        if not self._settings.delta_bytes:
+            raise StateError("delta_bytes must be given at construction for steps to keep what they change, not 0")
+        if self.unpublished:
+            raise StateError("the last step must be published for its delta; make another step, or construct again")
+        steps, own = self.store.steps, self.store.metadata.get(RESERVED, {})
+        if since <= own.get(_ACCEPTED, -1):
+            raise StateError(
+                f"since must be above {own[_ACCEPTED]}, not {since}: others changed the weights after that step, and "
+                "they were accepted; publish the whole weights"
+            )
+        return self._delta_log.read(self.store.identity, steps, steps - self.uncounted, since)
 
     def rollback(self) -> None:
         """The step before, in store and tensors. Raises StateError."""
@@ -289,6 +337,7 @@ class OptimizerState:
             return
         metadata = self.store.metadata
         metadata[RESERVED] = {**metadata.get(RESERVED, {}), _UNCOUNTED: self.uncounted + 1}
+        metadata[RESERVED][_ACCEPTED] = self.store.steps - self.uncounted
         extents = self.flat.extents_of(changed)
         try:
             for extent, stored in self._parameters(extents):

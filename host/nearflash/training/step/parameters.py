@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import CommandError, FormatError, ShapeError
 from nearflash.abi.kernel.commands import CopyFormat
+from nearflash.abi.topk import ValueFormat
+from nearflash.device.backends.host.delta import delta_of
 from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
 from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, fingerprint_of_copy, fingerprints
 from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16
@@ -24,6 +26,12 @@ __all__ = ["COPY_OF", "FlatParameters", "Member", "TensorPiece", "dtype_name", "
 
 COPY_OF = {torch.float32: CopyFormat.NONE, torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
+_WORDS = {
+    torch.float32: (torch.int32, np.uint32, ValueFormat.FP32),
+    torch.float16: (torch.int16, np.uint16, ValueFormat.FP16),
+    torch.bfloat16: (torch.int16, np.uint16, ValueFormat.BF16),
+}
+"""A dtype's words, for torch and for NumPy, and their format in a delta."""
 _ALIGNED = 64
 """Bytes, of which a thread's part of what is published is a multiple."""
 _NOTHING = torch.empty(0)
@@ -156,6 +164,8 @@ class FlatParameters:
         """Extents of which tensors have new values, in place, that are not published."""
         self._staged: list[dict[int, int]] = [{} for _ in self.tensors]
         """Fingerprints of the staged values, by tensor and first element."""
+        self.deltas: list[dict[int, NDArray[np.uint8]]] = [{} for _ in self.tensors]
+        """Deltas (nearflash.abi.delta) from the tensors to their staged values, by tensor and first element."""
         self._versions: list[int] = []
         self._fingerprints: list[int] = []
         self.note_contents()
@@ -292,11 +302,13 @@ class FlatParameters:
                 pinned = tensor.is_cuda
                 self._next[index] = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu", pin_memory=pinned)
 
-    def stage(self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat) -> None:
+    def stage(
+        self, start: int, stop: int, source: NDArray[np.uint8], copy: CopyFormat, *, compare: bool = False
+    ) -> None:
         """Keep the new values of [start, stop): bytes in fp32 (then rounded to the tensor's dtype) or `copy`.
 
-        After `prepare`. start, stop: bounds of tensors or of extents. Fingerprints are taken while the values are in
-        the cache.
+        After `prepare`. start, stop: bounds of tensors or of extents. Fingerprints, and with `compare` deltas from the
+        tensors' present values, are taken while the values are in the cache.
         """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
         for piece in self.pieces(start, stop):
@@ -307,7 +319,24 @@ class FlatParameters:
                 whole = self.tensors[piece.tensor].detach().view(-1)
                 self.begun.add(piece.position // self.manifest.extent_params)
             target = whole[piece.first : piece.first + piece.length]
+            old = self._present(piece, new_in_place=whole is not self._next[piece.tensor]) if compare else None
             self._staged[piece.tensor][piece.first] = fingerprint_of_copy(new, target, piece.first)
+            if old is not None:
+                words, word, value_format = _WORDS[target.dtype]
+                self.deltas[piece.tensor][piece.first] = delta_of(old, target.view(words).numpy().view(word), value_format)
+
+    def _present(self, piece: TensorPiece, *, new_in_place: bool) -> NDArray[Any]:
+        """Words of a piece of a tensor as they are; a copy where new values take their place."""
+        words, word, _ = _WORDS[self.tensors[piece.tensor].dtype]
+        part = slice(piece.first, piece.first + piece.length)
+        values = self.tensors[piece.tensor].detach().reshape(-1)[part].resolve_neg().cpu().contiguous()
+        found: NDArray[Any] = values.view(words).numpy().view(word)
+        return found.copy() if new_in_place else found
+
+    def marks(self, tensors: Collection[int]) -> list[tuple[int, int]]:
+        """Fingerprints of every tensor before and after `publish` of these."""
+        staged = [sum(parts.values()) % MODULUS for parts in self._staged]
+        return [(now, staged[index] if index in tensors else now) for index, now in enumerate(self._fingerprints)]
 
     def publish(self, tensors: Sequence[int]) -> None:
         """Copy what has a host copy into the tensors, in place; those on CPU on all cores."""

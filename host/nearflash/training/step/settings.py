@@ -51,6 +51,7 @@ class Options(TypedDict, total=False):
     overlap: Literal["step", "backward"]
     free_gradients: bool
     resident_bytes: int
+    delta_bytes: int
     sum_of_squares: Callable[[Iterable[torch.Tensor]], float] | None
     foreach: bool | None
     fused: bool | None
@@ -132,6 +133,13 @@ class StepSettings:
     resident_bytes: int = field(
         default=0, metadata={DOC: "Device memory, over all devices, for extents that the next step need not read."}
     )
+    delta_bytes: int = field(
+        default=0,
+        metadata={
+            DOC: "Bytes that may lie beside the first state file, in a folder `….deltas`, of which weights each of the "
+            "last steps changed, for `delta(since=step)`. 0 keeps nothing."
+        },
+    )
     sum_of_squares: Callable[[Iterable[torch.Tensor]], float] | None = field(
         default=None,
         metadata={
@@ -179,6 +187,7 @@ class StepSettings:
                 "False with sum_of_squares, which looks at gradients in memory",
             ),
             ("resident_bytes", self.resident_bytes >= 0, "at least 0"),
+            ("delta_bytes", self.delta_bytes >= 0, "at least 0"),
         ):
             if not holds:
                 raise CommandError(f"{name} must be {rule}, not {getattr(self, name)!r}")

@@ -31,6 +31,8 @@ class Traffic:
     """Over the host link up: parameters or their low-precision copy."""
     flash_read_bytes: int = 0
     flash_written_bytes: int = 0
+    delta_bytes: int = 0
+    """What the steps changed, as it is kept for `delta`: values, indices, headers."""
     counters: dict[str, int] = field(default_factory=dict)
     """Sums of the devices' counters (abi.counters), as far as they have them."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)

@@ -1,0 +1,246 @@
+"""`optimizer.delta`: equal to a comparison of full copies, durable with the step that it belongs to, or refused."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nearflash.abi.errors import CommandError, StateError, StorageFullError
+from nearflash.storage import StateStore
+from nearflash.storage.state.delta_log import DeltaLog, log_folder
+from nearflash.training import NearStorageAdamW
+
+ROOM = 1 << 24
+
+
+def make_weights(dtype=torch.bfloat16):
+    """bf16 weights over several extents and tiles, one in fp32, an empty one, a scalar, and one that strides."""
+    generator = torch.Generator().manual_seed(11)
+    shapes = [(70, 91), (33,), (0,), (), (13, 5)]
+    weights = [torch.nn.Parameter((torch.randn(s, generator=generator) * 0.02).to(dtype)) for s in shapes]
+    weights[1].data = weights[1].data.float()
+    weights[4].data = weights[4].data.repeat(1, 2)[:, ::2]
+    return weights
+
+
+def put_gradients(weights, step):
+    generator = torch.Generator().manual_seed(100 + step)
+    for weight in weights:
+        weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+
+
+def words_of(weights):
+    kinds = {2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}
+    return [
+        w.detach().reshape(-1).clone().view(kinds[w.element_size()][0]).numpy().view(kinds[w.element_size()][1])
+        for w in weights
+    ]
+
+
+def open_optimizer(path, weights, **options):
+    options = {"lr": 1e-4, "extent_params": 1024, "delta_bytes": ROOM, "direct": False} | options
+    named = [(f"w{index}", weight) for index, weight in enumerate(weights)]
+    return NearStorageAdamW(named, path=path, **options)
+
+
+def apply(delta, copy):
+    """A full copy (of each tensor its words) after a delta."""
+    after = [words.copy() for words in copy]
+    for name, changes in delta.changes.items():
+        after[int(name[1:])][changes.indices] = changes.words
+    return after
+
+
+def assert_same(found, expected):
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def train(optimizer, weights, steps, copies):
+    for _ in range(steps):
+        put_gradients(weights, optimizer.steps)
+        optimizer.step()
+        copies.append(words_of(weights))
+
+
+@pytest.mark.parametrize(("lr", "overlap"), [(1e-6, "step"), (1e-5, "backward"), (1e-4, "step")])
+def test_deltas_over_50_steps_equal_full_copies(tmp_path, lr, overlap):
+    weights = make_weights()
+    copies = [words_of(weights)]
+    with open_optimizer(tmp_path / "state", weights, lr=lr, overlap=overlap, max_grad_norm=1.0) as optimizer:
+        follower = copies[0]
+        for step in range(1, 51):
+            train(optimizer, weights, 1, copies)
+            one = optimizer.delta(since=step - 1)
+            follower = apply(one, follower)
+            assert_same(follower, copies[step])
+        for since in (0, 7, 49, 50):
+            assert_same(apply(optimizer.delta(since=since), copies[since]), copies[50])
+        least = sum(int((a != b).sum()) for a, b in zip(copies[49], copies[50], strict=True))
+        assert one.words >= least > 0 and one.size_bytes < 4 * sum(w.nbytes for w in copies[50])
+        assert optimizer.report.traffic.delta_bytes > one.size_bytes
+
+
+def test_one_step_of_bf16_changes_no_more_than_what_differs(tmp_path):
+    weights = [torch.nn.Parameter((torch.randn(40_000) * 0.1).bfloat16())]
+    before = words_of(weights)[0]
+    with open_optimizer(tmp_path / "state", weights, lr=1e-5, extent_params=8192) as optimizer:
+        train(optimizer, weights, 1, [])
+        delta = optimizer.delta(since=0)
+    np.testing.assert_array_equal(delta.changes["w0"].indices, np.flatnonzero(before != words_of(weights)[0]))
+    assert 0 < delta.words < 4000 and delta.size_bytes < 2 * 4 * delta.words
+
+
+def test_another_process_resumes_and_the_chain_goes_on(tmp_path):
+    weights = make_weights()
+    copies = [words_of(weights)]
+    with open_optimizer(tmp_path / "state", weights) as optimizer:
+        train(optimizer, weights, 3, copies)
+    again = make_weights()
+    with open_optimizer(tmp_path / "state", again, resume=True) as optimizer:
+        assert_same(apply(optimizer.delta(since=1), copies[1]), copies[3])
+        train(optimizer, again, 2, copies)
+        assert_same(apply(optimizer.delta(since=1), copies[1]), copies[5])
+
+
+def test_a_step_that_fails_to_commit_leaves_no_delta(tmp_path, monkeypatch):
+    weights = make_weights()
+    copies = [words_of(weights)]
+    with open_optimizer(tmp_path / "state", weights) as optimizer:
+        train(optimizer, weights, 2, copies)
+        with monkeypatch.context() as broken, pytest.raises(OSError, match="pulled"):
+            broken.setattr(StateStore, "commit", lambda *_, **__: (_ for _ in ()).throw(OSError("pulled")))
+            train(optimizer, weights, 1, copies)
+        assert (log_folder(tmp_path / "state") / "step-00000003.delta").exists()
+        assert_same(apply(optimizer.delta(since=0), copies[0]), copies[2])
+        with pytest.raises(StateError, match="since must be a step from 0 to 2"):
+            optimizer.delta(since=3)
+        put_gradients(weights, 77)
+        optimizer.step()
+        assert_same(apply(optimizer.delta(since=1), copies[1]), words_of(weights))
+
+
+def test_no_room_for_a_delta_ends_the_step_before_it_counts(tmp_path, monkeypatch):
+    weights = make_weights()
+    with open_optimizer(tmp_path / "state", weights) as optimizer:
+        before = words_of(weights)
+        monkeypatch.setattr(DeltaLog, "write", lambda *_: (_ for _ in ()).throw(StorageFullError("no room")))
+        with pytest.raises(StorageFullError, match="no room"):
+            train(optimizer, weights, 1, [])
+        assert_same(words_of(weights), before)
+        assert optimizer.steps == 0
+
+
+def test_what_is_not_kept_is_refused(tmp_path):
+    weights = make_weights()
+    copies = [words_of(weights)]
+    with open_optimizer(tmp_path / "state", weights, delta_bytes=60_000) as optimizer:
+        train(optimizer, weights, 12, copies)
+        folder = log_folder(tmp_path / "state")
+        kept = sorted(int(path.stem.removeprefix("step-")) for path in folder.iterdir())
+        assert sum(path.stat().st_size for path in folder.iterdir()) <= 60_000
+        assert kept[-1] == 12 and kept[0] > 1
+        assert_same(apply(optimizer.delta(since=kept[0] - 1), copies[kept[0] - 1]), copies[12])
+        with pytest.raises(StateError, match=f"since must be at least {kept[0] - 1}, not 0"):
+            optimizer.delta(since=0)
+    with open_optimizer(tmp_path / "tiny", make_weights(), delta_bytes=100) as optimizer:
+        train(optimizer, [p for g in optimizer.param_groups for p in g["params"]], 1, [])
+        with pytest.raises(StateError, match="since must be at least 1, not 0"):
+            optimizer.delta(since=0)
+    with open_optimizer(tmp_path / "none", make_weights(), delta_bytes=0) as optimizer:
+        with pytest.raises(StateError, match="delta_bytes must be given"):
+            optimizer.delta(since=0)
+    with pytest.raises(CommandError, match="delta_bytes must be at least 0"):
+        open_optimizer(tmp_path / "less", make_weights(), delta_bytes=-1)
+
+
+def test_rollback_and_accepted_weights_begin_another_history(tmp_path):
+    weights = make_weights()
+    copies = [words_of(weights)]
+    with open_optimizer(tmp_path / "state", weights) as optimizer:
+        train(optimizer, weights, 3, copies)
+        optimizer.rollback()
+        assert_same(apply(optimizer.delta(since=0), copies[0]), copies[2])
+        put_gradients(weights, 55)
+        optimizer.step()
+        assert_same(apply(optimizer.delta(since=0), copies[0]), words_of(weights))
+        with torch.no_grad():
+            weights[0].mul_(1.5)
+        optimizer.accept_parameters()
+        for since in (0, 3):
+            with pytest.raises(StateError, match="since must be above 3"):
+                optimizer.delta(since=since)
+        train(optimizer, weights, 1, copies)
+        with pytest.raises(StateError, match="since must be above 3"):
+            optimizer.delta(since=3)
+        fourth = words_of(weights)
+        train(optimizer, weights, 1, copies)
+        assert_same(apply(optimizer.delta(since=4), fourth), words_of(weights))
+
+
+def test_weights_of_this_very_step_that_were_loaded_again_keep_the_chain(tmp_path):
+    weights = make_weights()
+    copies = [words_of(weights)]
+    with open_optimizer(tmp_path / "state", weights, overlap="backward") as optimizer:
+        train(optimizer, weights, 1, copies)
+        with torch.no_grad():
+            weights[0].copy_(weights[0].clone())
+        train(optimizer, weights, 1, copies)
+        assert_same(apply(optimizer.delta(since=0), copies[0]), copies[2])
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "another"])
+def test_a_damaged_file_is_refused(tmp_path, harm):
+    weights = make_weights()
+    with open_optimizer(tmp_path / "state", weights) as optimizer:
+        train(optimizer, weights, 2, [])
+        first, second = sorted(log_folder(tmp_path / "state").iterdir())
+        content = bytearray(second.read_bytes())
+        content[-30] ^= 1
+        second.write_bytes({"flip": content, "cut": content[:-8], "another": first.read_bytes()}[harm])
+        with pytest.raises(StateError):
+            optimizer.delta(since=0)
+
+
+KILLED = """
+import faulthandler, sys
+faulthandler.dump_traceback_later(100, exit=True)
+sys.path.insert(0, {tests!r})
+from test_delta import *
+weights = make_weights()
+with open_optimizer({path!r}, weights, resume="auto", lr=1e-4) as optimizer:
+    print(optimizer.steps, flush=True)
+    while True:
+        train(optimizer, weights, 1, [])
+        print(optimizer.steps, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(40, marks=pytest.mark.full)])
+def test_killed_steps_leave_no_half_version(tmp_path, kills):
+    rng = np.random.default_rng(kills)
+    reference, copies = make_weights(), []
+    copies.append(words_of(reference))
+    text = KILLED.format(tests=str(Path(__file__).parent), path=str(tmp_path / "state"))
+    with open_optimizer(tmp_path / "whole", reference) as whole:
+        for _ in range(kills):
+            child = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+            assert child.stdout is not None
+            assert child.stdout.readline() and child.stdout.readline()
+            time.sleep(float(rng.random()) * 0.05)
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+            child.stdout.close()
+            weights = make_weights()
+            with open_optimizer(tmp_path / "state", weights, resume=True) as optimizer:
+                step = optimizer.steps
+                train(whole, reference, max(0, step - whole.steps), copies)
+                assert_same(words_of(weights), copies[step])
+                for since in {0, step // 2, step - 1, step}:
+                    assert_same(apply(optimizer.delta(since=since), copies[since]), copies[step])
