@@ -187,6 +187,8 @@ def test_what_is_no_whole_matrix_is_rejected(tmp_path):
             ShapeError, match=r"parameter '(0|cube)' of a group must be a matrix for Muon, not of shape"
         ):
             NearStorageMuon(params, path=tmp_path / "state")
+    with pytest.raises(TypeError, match="ordered"):
+        NearStorageMuon([{"params": set(make(SHAPES).values())}], path=tmp_path / "state")
     with pytest.raises(CommandError, match="kind must update elements by themselves, not NearStorageMuon"):
         ShardedOptimizer([], kind=NearStorageMuon, path=tmp_path)
     with open_optimizer(make(SHAPES), rest := make(REST), tmp_path / "state") as optimizer:

@@ -48,7 +48,9 @@ class NearStorageMuon(NearStorageOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, at any time. Raises what construction raises, ShapeError for a tensor that is no matrix."""
         given = param_group["params"]
-        param_group["params"] = tensors = [given] if isinstance(given, torch.Tensor) else list(given)
+        tensors = [given] if isinstance(given, torch.Tensor) else list(given)
+        if not isinstance(given, set):  # which torch rejects: it has no order
+            param_group["params"] = tensors
         if not param_group.get("use_muon", self.defaults["use_muon"]):
             for name, value in _ADAMW.items():
                 param_group.setdefault(name, value)
