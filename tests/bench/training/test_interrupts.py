@@ -11,8 +11,13 @@ def test_interrupts_leave_whole_steps():
 
 
 def test_a_store_and_tensors_apart_are_noticed(monkeypatch, capsys):
-    """As if an interrupt had come before the last tensor."""
-    real = FlatParameters.publish
-    monkeypatch.setattr(FlatParameters, "publish", lambda flat, tensors: real(flat, list(tensors)[:-1]))
+    """As if an interrupt had come before the last tensor, which gets neither new values nor a new fingerprint."""
+    real, publish = FlatParameters.stage, FlatParameters.publish
+
+    def stage(flat, start, stop, source, copy):
+        real(flat, start, min(stop, flat.entries[-1].start), source, copy)
+
+    monkeypatch.setattr(FlatParameters, "stage", stage)
+    monkeypatch.setattr(FlatParameters, "publish", lambda flat, tensors: publish(flat, list(tensors)[:-1]))
     (row,) = interrupts.run(3)
     assert row["disagreements"] and "is not at its step 1" in capsys.readouterr().err
