@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from nearflash.abi.errors import CommandError, StateError, StorageFullError
+from nearflash.cli.main import main
 from nearflash.storage import StateStore
 from nearflash.storage.state.delta_log import DeltaLog, log_folder
+from nearflash.storage.state.weight_patch import WeightPatch, apply_patch, publish_patch
 from nearflash.training import NearStorageAdamW
 
 ROOM = 1 << 24
@@ -244,3 +246,21 @@ def test_killed_steps_leave_no_half_version(tmp_path, kills):
                 assert_same(words_of(weights), copies[step])
                 for since in {0, step // 2, step - 1, step}:
                     assert_same(apply(optimizer.delta(since=since), copies[since]), copies[step])
+
+
+def test_the_command_publishes_and_a_checkpoint_follows(tmp_path, capsys):
+    weights = make_weights()
+    copies = [words_of(weights)]
+    state, folder = tmp_path / "state", tmp_path / "versions"
+    with open_optimizer(state, weights) as optimizer:
+        train(optimizer, weights, 3, copies)
+    assert main(["state", "delta", str(state), "--to", str(folder), "--buffered"]) == 0
+    assert "version 3 from 0" in capsys.readouterr().out
+    again = make_weights()
+    with open_optimizer(state, again, resume=True) as optimizer:
+        train(optimizer, again, 2, copies)
+        publish_patch(optimizer.delta(since=3), folder)
+    follower = {f"w{i}": w.reshape(again[i].shape).copy() for i, w in enumerate(copies[0])}
+    for version in (3, 5):
+        apply_patch(WeightPatch.open(folder, version), follower)
+        assert_same([words.reshape(-1) for words in follower.values()], copies[version])

@@ -18,6 +18,8 @@ _EXAMPLES = """examples:
   nearflash state status /mnt/nvme/optimizer.state
   nearflash state export /mnt/nvme/optimizer.state --to state.safetensors
   nearflash state reshard /mnt/nvme/optimizer.state --to /mnt/a/state /mnt/b/state --stripe-ratio 2,1
+  nearflash state delta /mnt/nvme/optimizer.state --since 10 --to /mnt/share/versions
+  nearflash state patch model.safetensors --from /mnt/share/versions --to model-12.safetensors
 """
 
 
@@ -37,6 +39,17 @@ def state(subparsers: Any) -> None:
         actions, "export", _export, "Write parameters and moments to a safetensors file, under torch's names."
     )
     export.add_argument("--to", type=Path, required=True, metavar="FILE", help="Path of the new safetensors file.")
+    delta = _add(actions, "delta", _delta, "Publish which weights changed since a step, as a patch of serving engines.")
+    delta.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="Folder of versions, made if missing.")
+    delta.add_argument(
+        "--since", type=int, metavar="STEP", help="Step to begin at; the folder's newest version, if it has one."
+    )
+    patch = actions.add_parser("patch", help="Bring a safetensors file of weights to a published version.")
+    patch.add_argument("file", type=Path, help="Weights of the version's base; it stays as it is.")
+    patch.add_argument("--from", type=Path, required=True, metavar="FOLDER", dest="folder", help="Folder of versions.")
+    patch.add_argument("--version", type=int, metavar="STEP", help="Version to apply; the newest unless given.")
+    patch.add_argument("--to", type=Path, required=True, metavar="FILE", help="Path of the new safetensors file.")
+    patch.set_defaults(run=_patch)
     imported = actions.add_parser("import", help="Make a new state from a safetensors file, as export writes it.")
     imported.add_argument(
         "file",
@@ -116,6 +129,31 @@ def _export(arguments: argparse.Namespace) -> int:
     with _open(arguments) as store:
         size_bytes = export_state(store, arguments.to)
         print(f"{arguments.to}: step {store.steps}, {len(store.manifest.tensors)} tensors, {size_bytes} bytes")
+    return 0
+
+
+def _delta(arguments: argparse.Namespace) -> int:
+    from nearflash.storage.state.delta_log import read_deltas
+    from nearflash.storage.state.weight_patch import newest_version, publish_patch
+
+    since = arguments.since
+    if since is None:
+        since = (newest_version(arguments.to) if arguments.to.is_dir() else None) or 0
+    with _open(arguments) as store:
+        patch = publish_patch(read_deltas(store, since), arguments.to)
+    print(f"{patch.path}: version {patch.version} from {patch.base_version}, {patch.size_bytes} bytes")
+    return 0
+
+
+def _patch(arguments: argparse.Namespace) -> int:
+    from nearflash.abi.errors import StateError
+    from nearflash.storage.state.weight_patch import WeightPatch, newest_version, patch_checkpoint
+
+    version = newest_version(arguments.folder) if arguments.version is None else arguments.version
+    if version is None:
+        raise StateError(f"{arguments.folder} must have a published version, not none; see nearflash state delta")
+    size_bytes = patch_checkpoint(WeightPatch.open(arguments.folder, version), arguments.file, arguments.to)
+    print(f"{arguments.to}: version {version}, {size_bytes} bytes")
     return 0
 
 

@@ -21,9 +21,18 @@ from nearflash.device.backends.host.delta import Changes, changes_of, merge_chan
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.state.safetensors import StoredTensor, TensorFile, write_tensors
 from nearflash.storage.state.snapshot import make_folder
+from nearflash.storage.state.state_store import StateStore
 from nearflash.support.tables import check_fields
 
-__all__ = ["DeltaLog", "StepDelta", "WeightDelta", "log_folder"]
+__all__ = ["ACCEPTED", "RESERVED", "UNCOUNTED", "DeltaLog", "StepDelta", "TensorMark", "WeightDelta", "log_folder",
+           "read_deltas"]  # fmt: skip
+
+RESERVED = "nearflash"
+"""Key of a state's metadata under which the optimizer keeps its own."""
+UNCOUNTED = "uncounted"
+"""Under it: commits that were no steps."""
+ACCEPTED = "accepted"
+"""Under it: the last step after which parameters were accepted that others had changed."""
 
 _KEY = "nearflash_delta"
 _NAME = re.compile(r"step-(\d{8,})\.delta")
@@ -32,6 +41,18 @@ _NAME = re.compile(r"step-(\d{8,})\.delta")
 def log_folder(state: Path) -> Path:
     """The folder of the deltas of a state whose first file this is."""
     return state.with_name(f"{state.name}.deltas")
+
+
+def read_deltas(store: StateStore, since: int) -> "WeightDelta":
+    """Merge what the steps after `since` changed, up to the store's. Raises StateError where they are not all kept."""
+    own = store.metadata.get(RESERVED, {})
+    if since <= own.get(ACCEPTED, -1):
+        raise StateError(
+            f"since must be above {own[ACCEPTED]}, not {since}: others changed the weights after that step, and "
+            "they were accepted; publish the whole weights"
+        )
+    step = store.steps - own.get(UNCOUNTED, 0)
+    return DeltaLog(log_folder(store.paths[0])).read(store.identity, store.steps, step, since)
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,7 @@ class StepDelta:
         return sum(stream.size for _, _, stream in self.pieces)
 
     def changes(self) -> dict[int, Changes]:
-        """By tensor, ascending flat indices and new words. Raises StreamError."""
+        """Find ascending flat indices and new words, by tensor. Raises StreamError."""
         found: dict[int, list[Changes]] = {}
         for tensor, first, stream in self.pieces:
             changes = changes_of(stream)

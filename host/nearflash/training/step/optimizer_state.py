@@ -18,7 +18,17 @@ from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.storage.state.carry import carry_over
-from nearflash.storage.state.delta_log import DeltaLog, StepDelta, TensorMark, WeightDelta, log_folder
+from nearflash.storage.state.delta_log import (
+    ACCEPTED,
+    RESERVED,
+    UNCOUNTED,
+    DeltaLog,
+    StepDelta,
+    TensorMark,
+    WeightDelta,
+    log_folder,
+    read_deltas,
+)
 from nearflash.storage.state.superblock import Stamp
 from nearflash.training.gradients.compression import Compressor, TopK
 from nearflash.training.step.extent_update import ExtentUpdate
@@ -34,12 +44,6 @@ from nearflash.training.step.streamed import is_streamed
 from nearflash.training.step.transfer import HOST_ARRAYS
 
 __all__ = ["RESERVED", "OptimizerState", "arrays_of", "join_arrays"]
-
-RESERVED = "nearflash"
-"""Key of the metadata under which the optimizer keeps its own."""
-_UNCOUNTED = "uncounted"
-_ACCEPTED = "accepted"
-"""The last step after which parameters were accepted that others had changed."""
 
 
 def _place(piece: tuple[int, int, NDArray[np.uint8]]) -> tuple[int, int]:
@@ -125,7 +129,7 @@ class OptimizerState:
     @property
     def uncounted(self) -> int:
         """Commits of the store that were no steps: of parameters that were accepted."""
-        return int(self.store.metadata.get(RESERVED, {}).get(_UNCOUNTED, 0))
+        return int(self.store.metadata.get(RESERVED, {}).get(UNCOUNTED, 0))
 
     def make_finalizer(self) -> Callable[[], None]:
         """Make a call that ends the use of files and devices, from another thread, once nobody refers to this."""
@@ -182,7 +186,7 @@ class OptimizerState:
         try:
             with self._report.timeline.span("commit"):
                 held = self.store.metadata.get(RESERVED, {})
-                own = {name: held[name] for name in (_UNCOUNTED, _ACCEPTED) if name in held}
+                own = {name: held[name] for name in (UNCOUNTED, ACCEPTED) if name in held}
                 reserved = metadata.get(RESERVED, {}) | own
                 values = {**metadata, RESERVED: reserved} if reserved else metadata
                 self._log_delta(tensors)
@@ -214,7 +218,7 @@ class OptimizerState:
 
     @property
     def _delta_log(self) -> DeltaLog:
-        return DeltaLog(log_folder(self._paths[0]), self._settings.delta_bytes)
+        return DeltaLog(log_folder(self.store.paths[0]), self._settings.delta_bytes)
 
     def delta(self, since: int) -> WeightDelta:
         """Merge what the steps after `since` changed. Raises StateError where they are not all kept."""
@@ -222,13 +226,7 @@ class OptimizerState:
             raise StateError("delta_bytes must be given at construction for steps to keep what they change, not 0")
         if self.unpublished:
             raise StateError("the last step must be published for its delta; make another step, or construct again")
-        steps, own = self.store.steps, self.store.metadata.get(RESERVED, {})
-        if since <= own.get(_ACCEPTED, -1):
-            raise StateError(
-                f"since must be above {own[_ACCEPTED]}, not {since}: others changed the weights after that step, and "
-                "they were accepted; publish the whole weights"
-            )
-        return self._delta_log.read(self.store.identity, steps, steps - self.uncounted, since)
+        return read_deltas(self.store, since)
 
     def rollback(self) -> None:
         """The step before, in store and tensors. Raises StateError."""
@@ -336,8 +334,8 @@ class OptimizerState:
         if not changed:
             return
         metadata = self.store.metadata
-        metadata[RESERVED] = {**metadata.get(RESERVED, {}), _UNCOUNTED: self.uncounted + 1}
-        metadata[RESERVED][_ACCEPTED] = self.store.steps - self.uncounted
+        metadata[RESERVED] = {**metadata.get(RESERVED, {}), UNCOUNTED: self.uncounted + 1}
+        metadata[RESERVED][ACCEPTED] = self.store.steps - self.uncounted
         extents = self.flat.extents_of(changed)
         try:
             for extent, stored in self._parameters(extents):
