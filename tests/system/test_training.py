@@ -37,7 +37,8 @@ def test_three_steps_equal_the_model(device, tmp_path, profile):
                 assert np.array_equal(words, values[array].view(np.uint32)), (name, entry.name)
         for tensor, (p, _, _) in zip(tensors, expected, strict=True):
             assert torch.equal(tensor.detach().ravel(), torch.from_numpy(p).to(torch.bfloat16))
-        assert optimizer.report.traffic.host_link_bytes == 6 * optimizer.report.traffic.params
+        software = "bf16" in device.build.gradients  # these take bf16 gradients as they are
+        assert optimizer.report.traffic.host_link_bytes == (4 if software else 6) * optimizer.report.traffic.params
 
 
 def _train(device, path, state_format):

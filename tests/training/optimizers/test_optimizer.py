@@ -154,15 +154,15 @@ def test_device_without_p2p(tensors, set_gradients, make_reference, read_state, 
 
 
 def test_traffic_is_counted(open_optimizer, tmp_path):
-    """fp32: 4 bytes down and 4 up. A bf16 copy: 2 up. Conventional: p, m, v each way."""
-    for index, (dtype, name, up) in enumerate([(torch.float32, None, 4), (torch.bfloat16, "bf16", 2)]):
+    """fp32: 4 bytes down and 4 up. bf16: 2 each way. Conventional: p, m, v each way."""
+    for index, (dtype, name, width) in enumerate([(torch.float32, None, 4), (torch.bfloat16, "bf16", 2)]):
         tensor = torch.nn.Parameter(torch.ones(3 * 1024, dtype=dtype))
         optimizer = open_optimizer([tensor], param_dtype=name, path=tmp_path / str(index))
         tensor.grad = torch.ones_like(tensor)
         optimizer.step()
         traffic = optimizer.report.traffic
         assert (traffic.steps, traffic.params) == (1, 3072)
-        assert (traffic.to_device_bytes, traffic.from_device_bytes) == (4 * 3072, up * 3072)
+        assert (traffic.to_device_bytes, traffic.from_device_bytes) == (width * 3072, width * 3072)
         assert (traffic.flash_read_bytes, traffic.flash_written_bytes) == (12 * 3072, 12 * 3072)
         assert (traffic.conventional_bytes, traffic.conventional_bytes_with_gradients) == (24 * 3072, 32 * 3072)
         assert traffic.counters["params_done"] == 3072

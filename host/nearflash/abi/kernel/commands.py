@@ -102,6 +102,8 @@ class GradientFormat(IntEnum):
     FP32 = 0
     TOPK = 1
     """A Top-K stream (docs/contracts/gradients.md)."""
+    BF16 = 2
+    """bf16, each multiplied in fp32 by the command's `gradient_scale`, rounded once: devices in software only."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,13 @@ class UpdateCommand:
     """Bytes of a Top-K stream; a dense gradient has its size from `params`."""
     first_param: int = 0
     """Index of the first parameter in the flat vector: what the dither of bf16 and mx8 state is a function of."""
+    gradient_scale: float = 1.0
+    """Factor of bf16 gradients, fp32; others come multiplied."""
 
     def reads(self) -> dict[str, tuple[int, int]]:
         """Ranges read, by array: (address, bytes)."""
-        dense = self.gradient is GradientFormat.FP32
-        sizes = {"g": self.params * FP32.bytes if dense else self.gradient_bytes} | self._state_bytes()
+        dense = {GradientFormat.FP32: FP32.bytes, GradientFormat.BF16: BF16.bytes}.get(self.gradient)
+        sizes = {"g": self.gradient_bytes if dense is None else self.params * dense} | self._state_bytes()
         return {name: (self.inputs[name], size_bytes) for name, size_bytes in sizes.items()}
 
     def writes(self) -> dict[str, tuple[int, int]]:
@@ -155,6 +159,8 @@ class UpdateCommand:
         ):
             if value not in known:
                 raise CommandError(f"{name} must be {' or '.join(known)} on {config.full_name}, not {value}")
+        if self.gradient_scale != 1.0 and self.gradient is not GradientFormat.BF16:
+            raise CommandError(f"gradient_scale must be 1 but for bf16 gradients, not {self.gradient_scale!r}")
         self._check_counts()
         self._check_names("inputs", set(self.inputs), {"g", "p", *self.rule.arrays})
         copy = {"copy"} if self.copy else set()

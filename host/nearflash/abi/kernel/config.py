@@ -79,6 +79,10 @@ class KernelConfig:
         return int(self.digest[:16], 16)
 
 
+SOFTWARE_GRADIENTS = ("fp32", "topk", "bf16")
+"""Formats of gradients that devices in software read."""
+
+
 @dataclass(frozen=True)
 class UpdateConfig(KernelConfig):
     """Parameters of an `update` kernel. Raises ConfigError when they do not fit together."""
@@ -113,7 +117,8 @@ class UpdateConfig(KernelConfig):
                             "a divisor of 4096 of 1 to 256 beats"),
             "state_formats": (self.state_formats in (_STATE_FORMATS[:1], _STATE_FORMATS),
                               f"fp32 alone, or {', '.join(_STATE_FORMATS)}"),
-            "gradients": (self.gradients == ("fp32",) or (self.gradients == ("fp32", "topk") and self.lanes <= 4),
+            "gradients": (self.gradients in (("fp32",), SOFTWARE_GRADIENTS)
+                          or (self.gradients == ("fp32", "topk") and self.lanes <= 4),
                           "fp32, and topk with up to 4 lanes"),
         })  # fmt: skip
 
@@ -124,7 +129,7 @@ class UpdateConfig(KernelConfig):
 
     def in_software(self) -> "UpdateConfig":
         """Widen the build to what a device in software computes: every rule and every format, at the build's ports."""
-        return replace(self, optimizers=OPTIMIZERS, state_formats=_STATE_FORMATS, gradients=("fp32", "topk"))
+        return replace(self, optimizers=OPTIMIZERS, state_formats=_STATE_FORMATS, gradients=SOFTWARE_GRADIENTS)
 
 
 @dataclass(frozen=True)

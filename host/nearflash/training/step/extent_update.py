@@ -49,9 +49,15 @@ class ExtentUpdate:
         runs = list(self._plan.within(extent))
         for run in runs:
             params = run.stop - run.start
+            may = self._compressor is None and transfer.takes_bf16 and not isinstance(run.rule, MuonStep)
+            bf16 = may and self._flat.has_bf16_gradients(run.start, run.stop)
             gradients, stream = transfer.gradients(params), None
             with span("gather gradients", params=params):
-                self._flat.put_gradients(run.start, run.stop, run.scalar, gradients, self._gathered)
+                if bf16:
+                    words = transfer.bf16_gradients(params)
+                    self._flat.put_bf16_gradients(run.start, run.stop, words, self._gathered)
+                else:
+                    self._flat.put_gradients(run.start, run.stop, run.scalar, gradients, self._gathered)
             if isinstance(run.rule, MuonStep):
                 self._update_matrices(transfer, slot, run, run.rule)
                 continue
@@ -59,7 +65,7 @@ class ExtentUpdate:
                 with span("compress", params=params):
                     stream = self._compressor.compress(run.start, gradients, self._step)
             with span("update", params=params):
-                new = transfer.update(slot, run, stream)
+                new = transfer.update(slot, run, stream, bf16=bf16)
             with span("stage", params=params):
                 self._flat.stage(run.start, run.stop, new, run.copy, compare=self._compare)
         if self._compressor is not None:

@@ -258,6 +258,30 @@ class FlatParameters:
         assert tensor.grad is not None, "runs hold tensors with gradients only"
         return tensor.grad.reshape(-1)[piece.first : piece.first + piece.length]
 
+    def has_bf16_gradients(self, start: int, stop: int) -> bool:
+        """Whether all gradients of [start, stop) are bf16, and so could go to a device as they are."""
+        tensors = [self.tensors[index] for index in self.tensors_in(start, stop)]
+        return all(tensor.grad is not None and tensor.grad.dtype is torch.bfloat16 for tensor in tensors)
+
+    def put_bf16_gradients(
+        self, start: int, stop: int, out: NDArray[np.uint16], gathered: GradientFingerprints | None = None
+    ) -> None:
+        """Write the bf16 gradients of [start, stop) into `out`, as they are; padding is zero. gathered: as above."""
+        target, reached = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16), start
+        for piece in self.pieces(start, stop):
+            gradient, at = self.tensors[piece.tensor].grad, piece.position - start
+            assert gradient is not None, "runs hold tensors with gradients only"
+            out[reached - start : at] = 0
+            part, size = target[at:][: piece.length], gradient.element_size()
+            if is_plain(gradient):
+                copy_all([(part.data_ptr(), gradient.data_ptr() + piece.first * size, piece.length * size)])
+            else:
+                part.copy_(gradient.reshape(-1)[piece.first : piece.first + piece.length])
+            if gathered is not None:
+                gathered.add(piece.tensor, piece.first, part.float())
+            reached = piece.position + piece.length
+        out[reached - start :] = 0
+
     def put_parameters(self, extent: Extent, out: NDArray[np.float32]) -> None:
         """Write the tensors' present values, fp32, into `out` (one extent); padding becomes zero."""
         out[:] = 0

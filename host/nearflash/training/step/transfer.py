@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import NonFiniteError
-from nearflash.abi.formats import FP32
+from nearflash.abi.formats import BF16, FP32
 from nearflash.abi.kernel.commands import GradientFormat, UpdateCommand
+from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.device import Buffer, Device
+from nearflash.device.checked import CheckedDevice
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.step.plan import ParameterRun
 from nearflash.training.step.traffic import Traffic
@@ -120,10 +122,23 @@ class Transfer:
         """Memory for the gradients of a run's `params` parameters, fp32, before `update`."""
         return self._buffers["g"].host[: params * FP32.bytes].view(np.float32)
 
-    def update(self, slot: Slot, run: ParameterRun, stream: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    @property
+    def takes_bf16(self) -> bool:
+        """Whether the device reads bf16 gradients, which `bf16_gradients` is the memory for."""
+        build = self.device.build if isinstance(self.device, CheckedDevice) else self.device.identity.config
+        return isinstance(build, UpdateConfig) and "bf16" in build.gradients
+
+    def bf16_gradients(self, params: int) -> NDArray[np.uint16]:
+        """Memory for the bf16 gradients of a run's `params` parameters, before `update`."""
+        return self._buffers["g"].host[: params * BF16.bytes].view(np.uint16)
+
+    def update(
+        self, slot: Slot, run: ParameterRun, stream: NDArray[np.uint8] | None = None, *, bf16: bool = False
+    ) -> NDArray[np.uint8]:
         """Update a run within the slot's extent; returns the new parameters' bytes (fp32, or in the copy's format).
 
-        stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients` has them. The
+        stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients` has them, or with
+        bf16 `bf16_gradients`, without the run's factor. The
         result is valid until the next call. Raises DeviceError, WaitTimeoutError, NonFiniteError.
         """
         assert slot.extent is not None, "only a slot that was read is updated"
@@ -131,7 +146,9 @@ class Transfer:
         slot.step = -1
         if stream is not None:
             self._buffers["g"].host[: stream.size] = stream
-        self._move(self._buffers["g"], 0, params * FP32.bytes if stream is None else stream.size, down=True)
+        dense = params * (BF16 if bf16 else FP32).bytes
+        self._move(self._buffers["g"], 0, dense if stream is None else stream.size, down=True)
+        gradient = GradientFormat.BF16 if bf16 else GradientFormat.FP32
         stored = {
             array.name: slot.buffers[array.name].address + array.size_bytes(first)
             for array in self._arrays
@@ -144,9 +161,10 @@ class Transfer:
                 inputs={"g": self._buffers["g"].address, **stored},
                 outputs={**stored, "copy": self._buffers["copy"].address},
                 copy=run.copy,
-                gradient=GradientFormat.FP32 if stream is None else GradientFormat.TOPK,
+                gradient=gradient if stream is None else GradientFormat.TOPK,
                 gradient_bytes=0 if stream is None else stream.size,
                 first_param=run.start,
+                gradient_scale=run.scalar if bf16 else 1.0,
             ),
             TIMEOUT_S,
         )

@@ -13,6 +13,7 @@ from nearflash.abi.optimizers import AdamStep, SgdStep
 from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device
 from nearflash.device.backends.host import update
+from nearflash.device.backends.host.bf16 import bf16_values
 from nearflash.device.backends.host.topk import pack
 from nearflash.device.backends.host.update import THREADS, HostDevice
 from nearflash.device.backends.host.vector.lane import VectorLane
@@ -148,3 +149,39 @@ def test_no_memory_for_a_stream_ends_all_threads(host, monkeypatch):
     command = replace(in_place(host), gradient=GradientFormat.TOPK, gradient_bytes=64)
     with pytest.raises(MemoryError):
         host.run(command)
+
+
+SOME = 5000
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3712, -2.0])
+def test_bf16_gradients_give_the_bits_of_fp32_ones_that_were_multiplied(scale):
+    """As the model has it, too; subnormal products included."""
+    rng = np.random.default_rng(6)
+    patterns = rng.integers(0, 1 << 16, SOME, dtype=np.uint16)
+    patterns[(patterns & 0x7F80) == 0x7F80] = 0x0001  # finite
+    with np.errstate(over="ignore"):
+        multiplied = bf16_values(patterns) * np.float32(scale)
+    results = []
+    for name, gradient in (("host", patterns), ("host", multiplied), ("model", patterns)):
+        with open_device(f"{name}:update-smartssd") as device:
+            command = in_place(device, SOME)
+            narrow = gradient.dtype == np.uint16
+            memory = device.memory.view(command.inputs["g"], gradient.nbytes)
+            memory[:] = gradient.view(np.uint8)
+            if narrow:
+                command = replace(command, gradient=GradientFormat.BF16, gradient_scale=scale)
+            device.run(command)
+            arrays = command.writes().values()
+            results.append([device.memory.view(*span).copy() for span in arrays])
+    for mine, theirs, model in zip(*results, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(mine, model)
+
+
+def test_boards_refuse_bf16_gradients_and_others_a_factor(host):
+    command = in_place(host)
+    with pytest.raises(CommandError, match="gradient must be fp32 or topk on update-tiny, not bf16"):
+        replace(command, gradient=GradientFormat.BF16).check(host.identity.config)
+    with pytest.raises(CommandError, match="gradient_scale must be 1 but for bf16 gradients, not 2"):
+        replace(command, gradient_scale=2.0).check(host.build)

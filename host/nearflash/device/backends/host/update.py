@@ -17,6 +17,7 @@ from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers.state import BLOCK_PARAMS
 from nearflash.abi.python310 import Self
+from nearflash.device.backends.host.bf16 import bf16_values
 from nearflash.device.backends.host.topk import expand
 from nearflash.device.backends.host.vector.lane import VectorLane
 from nearflash.device.backends.host.vector.state import load_update_loops
@@ -99,7 +100,7 @@ class _Job:
         self.command = command
         self.parts: list[Future[tuple[int, int]]] = []
         self._memory, self._aborted, self._before = memory, aborted, before
-        self._gradient: Future[NDArray[np.float32]] = Future()
+        self._gradient: Future[NDArray[Any]] = Future()
         cuts = _cuts(command, VectorLane.BLOCK_PARAMS)
         self.blocks = len(cuts) - 1
         self._left = pairwise(cuts)
@@ -120,15 +121,18 @@ class _Job:
         for start, stop in self._left:  # shared: a thread that is held up takes fewer blocks
             if self._aborted.is_set():
                 break
-            counts = lane.step(_part(inputs, start, stop), _part(outputs, start, stop), command.first_param + start)
+            part = _part(inputs, start, stop)
+            if command.gradient is GradientFormat.BF16:
+                part["g"] = _scale(part["g"], command.gradient_scale)
+            counts = lane.step(part, _part(outputs, start, stop), command.first_param + start)
             nonfinite, overflows = nonfinite + counts[0], overflows + counts[1]
         return nonfinite, overflows
 
-    def _read_gradient(self) -> NDArray[np.float32]:
+    def _read_gradient(self) -> NDArray[Any]:
         stream = self._memory.view(*self.command.reads()["g"])
         if self.command.gradient is GradientFormat.TOPK:
             return expand(stream, self.command.params)
-        return stream.view("<f4")
+        return stream.view("<u2" if self.command.gradient is GradientFormat.BF16 else "<f4")
 
     def _arrays(self, ranges: dict[str, tuple[int, int]]) -> dict[str, NDArray[Any]]:
         dtypes = {"copy": "<u2", "m_scale": "<u1", "v_scale": "<u1", "p": "<f4"}
@@ -136,6 +140,15 @@ class _Job:
         return {
             name: self._memory.view(*span).view(dtypes.get(name, state)) for name, span in ranges.items() if name != "g"
         }
+
+
+def _scale(patterns: NDArray[np.uint16], scale: float) -> NDArray[np.float32]:
+    """Values of bf16 gradients times an fp32 factor: a block, which stays in the cache."""
+    values = bf16_values(patterns)
+    if scale != 1.0:
+        with np.errstate(over="ignore", invalid="ignore"):  # the lanes count what is not finite
+            np.multiply(values, np.float32(scale), out=values)
+    return values
 
 
 def _cuts(command: UpdateCommand, block_params: int) -> list[int]:

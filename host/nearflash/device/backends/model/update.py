@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, UpdateCommand
@@ -12,6 +13,7 @@ from nearflash.abi.python310 import Self
 from nearflash.device.checked import port_beats
 from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory
+from nearflash.model.fp.mul import mul
 from nearflash.model.gradients.topk import expand
 from nearflash.model.update.lane import optimizer_step
 from nearflash.model.update.state import decode, dither, encode
@@ -39,6 +41,10 @@ class ModelDevice(ImmediateDevice):
         state = {role: decode(_words(stored[role], rule.state_format), role, rule.state_format) for role in roles}
         if command.gradient is GradientFormat.TOPK:
             g = expand(arrays["g"].tobytes(), command.params)
+        elif command.gradient is GradientFormat.BF16:
+            values = arrays["g"].view("<u2").astype(np.uint32) << np.uint32(16)
+            scale = np.full(values.size, command.gradient_scale, np.float32)
+            g = mul(values, scale.view(np.uint32))[0].view(np.float32)
         else:
             g = arrays["g"].view("<f4")
         new = optimizer_step(rule, g, arrays["p"].view("<f4"), **state, copy=command.copy)
