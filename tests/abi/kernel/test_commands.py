@@ -51,8 +51,12 @@ def test_a_status_names_the_fault_of_its_stream():
 def test_codes_of_the_formats():
     assert [(form.name, int(form)) for form in CopyFormat] == [("NONE", 0), ("FP16", 1), ("BF16", 2)]
     assert [form.number_format for form in CopyFormat] == [None, FP16, BF16]
-    assert [(form.name, int(form)) for form in GradientFormat] == [("FP32", 0), ("TOPK", 1)]
+    assert [(form.name, int(form)) for form in GradientFormat] == [("FP32", 0), ("TOPK", 1), ("BF16", 2)]
     assert [(what.name, int(what)) for what in AttendCommand] == [("HEADS", 0), ("PAGES", 1)]
+
+
+def test_bf16_gradients_have_half_the_bytes():
+    assert command(gradient=GradientFormat.BF16).reads()["g"] == (0x1000, 128)
 
 
 def test_ranges_of_a_dense_step():

@@ -89,4 +89,4 @@ class ExtentUpdate:
             with span("update", params=params):
                 new = transfer.update(slot, replace(part, rule=rule.application(entry.shape)))
             with span("stage", params=params):
-                flat.stage(part.start, part.stop, new, run.copy)
+                flat.stage(part.start, part.stop, new, run.copy, compare=self._compare)
