@@ -224,7 +224,8 @@ with open_optimizer({path!r}, weights, resume="auto", lr=1e-4) as optimizer:
 """
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kills", [40])
 def test_killed_steps_leave_no_half_version(tmp_path, kills):
     rng = np.random.default_rng(kills)
     reference, copies = make_weights(), []
