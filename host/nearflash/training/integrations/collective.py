@@ -84,7 +84,8 @@ class CollectiveOptimizer(torch.optim.Optimizer):
     @property
     def local(self) -> NearStorageOptimizer:
         """This rank's optimizer."""
-        assert self._opened is not None, "it is opened in the constructor"
+        if self._opened is None:
+            raise StateError("the optimizer must have opened its files: call prepare() on every rank first")
         return self._opened
 
     # As one rank's optimizer
@@ -195,7 +196,8 @@ class CollectiveOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """See NearStorageOptimizer.close."""
         self._closed = True
-        self.local.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -285,8 +287,8 @@ class CollectiveOptimizer(torch.optim.Optimizer):
         given = [list(map(id, dict.fromkeys(group["params"]))) for group in self.param_groups]
         if given != self._layout:
             raise StateError(
-                'group["params"] must be the tensors that the optimizer was constructed with, in their groups, not '
-                "edited: use add_param_group, or construct a new optimizer, on another path"
+                'group["params"] must be the tensors that the optimizer opened its files with, in their groups, not '
+                "edited: shard the model before, use add_param_group, or construct a new optimizer, on another path"
             )
         held = {tensor: handle for tensor, handle in self.state.items() if handle}
         plain = all(type(value) is int for handle in held.values() for value in handle.values())

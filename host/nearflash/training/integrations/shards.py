@@ -12,9 +12,13 @@ gradients and whether a step worked. Without a limit of the norm, results are to
 same gradients; with one they differ by how the sum of squares is rounded.
 
 Contract: see nearflash.training.integrations.collective. `state` holds handles, the same on every rank, and is never
-empty once there is state, so that torch.distributed.checkpoint takes no step to fill it. A checkpoint of any step is
+empty, so that torch.distributed.checkpoint takes no step to fill it. A checkpoint of any step is
 `snapshot`, beside that of the model; for another number of ranks it is `full_state_dict`, whose DTensors
 torch.distributed.checkpoint saves and reshards.
+
+Where no parameter is a DTensor yet, as in a script that hands model and optimizer to accelerate, files are opened late:
+by `prepare`, by loading a state, or by the first step. Until then the tensors of the groups may be replaced, as
+accelerate does with `torch.empty(1)` and then with the shards; afterwards that is refused.
 
 Limits: overlap="backward" is rejected. Every rank must have an element of a parameter. A shard must stay in its memory:
 move and cast the model before the optimizer is made.
@@ -22,6 +26,7 @@ move and cast the model before the optimizer is made.
 Source: torch.distributed.fsdp.fully_shard; ZeRO stages 2 and 3 (Rajbhandari et al. 2020).
 """
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +40,13 @@ from nearflash.training.integrations.collective import CollectiveOptimizer, name
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
 from nearflash.training.step.norm import sum_of_squares
+from nearflash.training.step.settings import StepSettings
 
-__all__ = ["ShardedOptimizer"]
+__all__ = ["ShardedOptimizer", "own_paths"]
+
+
+_UNOPENED = dict.fromkeys(HANDLE, 0)
+"""Handle of a tensor before files are open."""
 
 
 class ShardedOptimizer(CollectiveOptimizer):
@@ -63,33 +73,83 @@ class ShardedOptimizer(CollectiveOptimizer):
         self._local_of: dict[torch.Tensor, torch.Tensor] = {}
         super().__init__(params, group, options)
         if "path" in options:
-            options["path"] = _own_paths(options["path"], self._ranks.rank)
+            options["path"] = own_paths(options["path"], self._ranks.rank)
+        self._late = kind, options
+        self.defaults = _defaults(kind, options)
+        for one in self.param_groups:
+            one.update({name: value for name, value in self.defaults.items() if name not in one})
+        if any(isinstance(parameter, DTensor) for parameter in self._tensors):
+            self.prepare()
+        else:
+            self._wait()
+
+    def prepare(self) -> None:
+        """Open the files, on all ranks together, where that is still to come: once the model was sharded.
+
+        A run that is resumed needs it (or a load of its state) before the first forward pass, as it gives the
+        parameters their values. Raises as construction.
+        """
+        if self._opened is not None:
+            return
+        if self._closed:
+            self._check()
+        kind, options = self._late
+        for number, group in enumerate(self.param_groups):
+            self._view_group(group, number)
+        held = self.metadata
         self._open(kind, options)
+        self.metadata = held | self.metadata
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As `kind`'s, on all ranks together. Raises as there."""
         super().add_param_group(param_group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
+        if self._opened is None:
+            return
         try:
-            named = zip(name_parameters(group, number), group["params"], strict=True)
-            self._local_of |= {parameter: _view_local(name, parameter) for name, parameter in named}
-            if self._opened is not None:
-                self._add_local_group()
+            self._view_group(group, number)
+            self._add_local_group()
         except BaseException:
             self.param_groups.pop()
             for parameter in group["params"]:
                 self._local_of.pop(parameter, None)
             raise
+        self._follow(group["params"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's: hyper-parameters, and handles to the stores; of step 0, of no store yet, until they are open."""
         if self._opened is not None:
-            self._follow(group["params"])
+            return super().state_dict()
+        self.state.clear()
+        self.state.update({parameter: dict(_UNOPENED) for parameter in self._tensors})
+        try:
+            return super().state_dict()
+        finally:
+            self._wait()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See CollectiveOptimizer.load_state_dict. Opens the files, unless the handles are of no store yet."""
+        states = state_dict.get("state", {})
+        if self._opened is None and states and all(state == _UNOPENED for state in states.values()):
+            self._load_groups(state_dict)
+            self._wait()
+            return
+        self.prepare()
+        super().load_state_dict(state_dict)
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times `loss_scale`, on all ranks together: call backward on this."""
+        self._open_for_training()
+        return super().scale_loss(loss)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """As the optimizer's, on all ranks together. Raises on all of them where one fails; then nothing was done.
 
         CommandError, too, where a parameter has a gradient on some ranks only, FormatError for a gradient that is not
-        sharded as its parameter.
+        sharded as its parameter; StateError where it is this step that opens files of a run that had begun.
         """
+        self._open_for_training()
         try:
             return super().step(closure)
         finally:  # zero_grad frees what the parameters have, and must free it all
@@ -116,6 +176,7 @@ class ShardedOptimizer(CollectiveOptimizer):
 
         See NearStorageOptimizer.load_full_state_dict.
         """
+        self.prepare()
         parameters = list(self._local_of)
         given = self._ranks.together(lambda: self._check_full(state_dict), "loading")
         state = {
@@ -138,6 +199,7 @@ class ShardedOptimizer(CollectiveOptimizer):
 
         Where it fails on some ranks only, the optimizer is closed.
         """
+        self.prepare()
         own = Path(folder) / f"rank{self._ranks.rank}"
         self._ranks.together(lambda: self.local.restore(own), "restoring", undo=lambda _: self.close())
         self._align()
@@ -148,7 +210,26 @@ class ShardedOptimizer(CollectiveOptimizer):
 
     @property
     def _tensors(self) -> Sequence[torch.Tensor]:
-        return list(self._local_of)
+        return list(dict.fromkeys(parameter for group in self.param_groups for parameter in group["params"]))
+
+    def _wait(self) -> None:
+        """Make `state` not empty without a reference to a tensor: who replaces them wants their memory back."""
+        self.state.clear()
+        self.state[torch.empty(0)] = dict(_UNOPENED)
+
+    def _open_for_training(self) -> None:
+        """Raise StateError where that gives parameters other values than those that the gradients are of."""
+        if self._opened is None:
+            self.prepare()
+            if self.steps:
+                raise StateError(
+                    f"a run that is resumed, here at step {self.steps}, must be opened before its first forward pass, "
+                    "not by its first step; nothing was updated: call prepare() once the model is sharded"
+                )
+
+    def _view_group(self, group: Mapping[str, Any], number: int) -> None:
+        named = zip(name_parameters(group, number), group["params"], strict=True)
+        self._local_of |= {parameter: _view_local(name, parameter) for name, parameter in named}
 
     def _local_groups(self) -> list[dict[str, Any]]:
         return [
@@ -231,16 +312,32 @@ class ShardedOptimizer(CollectiveOptimizer):
         return given
 
 
-def _own_paths(path: Any, rank: int) -> Any:
+def _defaults(kind: type[NearStorageOptimizer], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of a group before there is an optimizer of `kind`: those given, and its defaults."""
+    settings = {*inspect.signature(StepSettings).parameters}
+    known = {name: one for name, one in inspect.signature(kind).parameters.items() if name not in settings}
+    given = {name: options.get(name, one.default) for name, one in known.items()}
+    return {
+        key: value for key, value in given.items() if type(value) is not bool and value is not inspect.Parameter.empty
+    }
+
+
+def own_paths(path: Any, rank: int) -> Any:
     """State file of a rank in each folder; what is no path stays, for the optimizer's own error."""
     if isinstance(path, str | Path):
         return Path(path) / f"rank{rank}.state"
-    return [_own_paths(one, rank) for one in path] if isinstance(path, list | tuple) else path
+    return [own_paths(one, rank) for one in path] if isinstance(path, list | tuple) else path
 
 
 @torch.no_grad()
 def _view_local(name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter, in the same memory. Raises FormatError for a placement without a part."""
+    """This rank's part of a parameter, in the same memory. Raises FormatError for a placement without a part.
+
+    CommandError for what accelerate has left in the parameter's place.
+    """
+    if "data_ptr" in vars(parameter):
+        raise CommandError(f"parameter {name!r} must be a tensor, not what stands in for it until it is sharded: "
+                           "prepare model and optimizer in one call of accelerator.prepare")  # fmt: skip
     if not isinstance(parameter, DTensor):
         return parameter
     if wrong := [place for place in parameter.placements if not (place.is_shard() or place.is_replicate())]:

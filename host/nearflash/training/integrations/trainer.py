@@ -34,6 +34,7 @@ from nearflash.storage.state.snapshot import make_folder
 from nearflash.support.files import give_name
 from nearflash.training.integrations.checkpoints import FOLDER, files_of, restore, save
 from nearflash.training.integrations.ranks import RankedOptimizer
+from nearflash.training.integrations.shards import ShardedOptimizer, own_paths
 from nearflash.training.optimizers.adagrad import NearStorageAdagrad
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.lion import NearStorageLion
@@ -68,6 +69,7 @@ def trainer_optimizer(
     path: str | Path | Sequence[str | Path],
     kind: type[NearStorageOptimizer] | None = None,
     checkpoint: str | Path | None = None,
+    sharded: bool | None = None,
     **options: Any,
 ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """`optimizer_cls_and_kwargs` of a Trainer with these arguments; `options` are the optimizer's, and come first.
@@ -77,6 +79,8 @@ def trainer_optimizer(
     checkpoint: as the Trainer will resume from; its snapshot replaces the state. Without it the run starts from the
     model's weights, or resumes from the checkpoint that `train` is given; resume="auto" resumes from a state there.
     With several processes each has a RankedOptimizer on `path`/rank0 and so on.
+    sharded: whether parameters are, or will be, DTensors: as arguments.fsdp says by default. Then it is a
+    ShardedOptimizer, which resumes from `checkpoint` or with resume=True only.
 
     Raises CommandError for an arguments.optim that is none of these, and as `restore`.
     """
@@ -92,15 +96,23 @@ def trainer_optimizer(
         setattr(arguments, _NORM, norm)
         arguments.max_grad_norm = 0.0
     chosen |= options
-    rank = None
+    rank = arguments.process_index if arguments.world_size > 1 else None
     base: type[torch.optim.Optimizer] = kind
-    if arguments.world_size > 1:
-        rank, base = arguments.process_index, RankedOptimizer
-        chosen |= {"kind": kind, "path": _own_paths(chosen["path"], rank)}
+    files = chosen["path"]
+    if sharded := bool(getattr(arguments, "fsdp", None)) if sharded is None else sharded:
+        base, chosen["kind"] = ShardedOptimizer, kind
+        for folder in [files] if isinstance(files, str | Path) else files:
+            make_folder(Path(folder))
+        files = own_paths(files, arguments.process_index)
+    elif rank is not None:
+        base = RankedOptimizer
+        chosen |= {"kind": kind, "path": (files := _own_paths(files, rank))}
     if checkpoint is not None:
         device = options.get("device", "")
-        restore(checkpoint, chosen["path"], devices=1 if isinstance(device, str) else len(device), rank=rank)
+        restore(checkpoint, files, devices=1 if isinstance(device, str) else len(device), rank=rank)
         chosen.setdefault("resume", True)
+    if sharded:
+        return base, chosen
     return _of_trainer(base, Path(arguments.output_dir).absolute()), chosen
 
 
