@@ -11,7 +11,7 @@ from nearflash.storage.state.assembly import Fill
 from nearflash.storage.state.manifest import Extent, Manifest, StateArray, TensorEntry
 from nearflash.storage.state.state_store import StateStore
 
-__all__ = ["carry_over"]
+__all__ = ["TensorReader", "carry_over"]
 
 
 def carry_over(store: StateStore, manifest: Manifest, initial: Callable[[Extent, NDArray[np.float32]], None]) -> Fill:
@@ -23,7 +23,7 @@ def carry_over(store: StateStore, manifest: Manifest, initial: Callable[[Extent,
     known = {(entry.name, entry.shape, entry.dtype): entry for entry in store.manifest.tensors}
     sources = [known.get((entry.name, entry.shape, entry.dtype)) for entry in manifest.tensors]
     stored = {array.name: array for array in store.manifest.arrays}
-    readers = {array.name: _Reader(store, stored[array.name]) for array in manifest.arrays
+    readers = {array.name: TensorReader(store, stored[array.name]) for array in manifest.arrays
                if stored.get(array.name) == array}  # fmt: skip
     starts, stops = [entry.start for entry in manifest.tensors], [entry.stop for entry in manifest.tensors]
 
@@ -39,7 +39,7 @@ def carry_over(store: StateStore, manifest: Manifest, initial: Callable[[Extent,
     return fill
 
 
-class _Reader:
+class TensorReader:
     """One stored array, by ranges of tensors; keeps the extent that it read last."""
 
     def __init__(self, store: StateStore, array: StateArray) -> None:

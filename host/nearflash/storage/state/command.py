@@ -58,7 +58,11 @@ def state(subparsers: Any) -> None:
     )
     imported.add_argument("--profile", default="ieee", help="Operation order, for a file of another origin.")
     _add_target(imported, _import)
-    _add_target(_add(actions, "reshard", _reshard, "Stripe the same state over other files."), _reshard)
+    other = _add(actions, "reshard", _reshard, "Stripe the same state over other files, or for other ranks.")
+    other.add_argument(
+        "--ranks", type=int, metavar="N", help="FILEs are of all ranks of a run: write N ranks' into the folder --to."
+    )
+    _add_target(other, _reshard)
 
 
 def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -172,7 +176,12 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _reshard(arguments: argparse.Namespace) -> int:
     from nearflash.storage.state.exchange import reshard
+    from nearflash.storage.state.ranks import reshard_offline
 
+    if arguments.ranks is not None:
+        for path in reshard_offline(arguments.files, arguments.to[0], arguments.ranks, direct=not arguments.buffered):
+            print(path)
+        return 0
     with _open(arguments) as store:
         with reshard(store, arguments.to, stripe_ratio=arguments.stripe_ratio, direct=not arguments.buffered) as other:
             _describe(other)

@@ -5,21 +5,25 @@ Each rank's store holds in its metadata whose share of which run it is, from its
 
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import NearflashError, StateError
 from nearflash.storage import StateStore
+from nearflash.storage.state.ranks import RANKS_KEY, ShardedState
+from nearflash.support.files import give_name
 from nearflash.training.integrations.process_group import Ranks
 from nearflash.training.step.settings import StepSettings
 
-__all__ = ["Share", "agree_on_files"]
+__all__ = ["Share", "agree_on_files", "reshard_on_load"]
 
-_KEY = "nearflash_ranks"
-"""Of a share in the metadata of its store."""
+
+_NEW = ".resharded"
+"""Ending of a rank's file for another number of ranks until all have theirs."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,12 @@ class Share:
     @classmethod
     def split(cls, metadata: Mapping[str, Any]) -> tuple["Share", dict[str, Any]]:
         """Split what the metadata of a store say of its share, and the rest of them, which is the training script's."""
-        stored = metadata.get(_KEY, {"run": 0, "rank": 0, "of": 0})
-        return cls(**stored), {key: value for key, value in metadata.items() if key != _KEY}
+        stored = metadata.get(RANKS_KEY, {"run": 0, "rank": 0, "of": 0})
+        return cls(**stored), {key: value for key, value in metadata.items() if key != RANKS_KEY}
 
     def join(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Inverse of `split`."""
-        return {**metadata, _KEY: asdict(self)}
+        return {**metadata, RANKS_KEY: asdict(self)}
 
 
 def agree_on_files(ranks: Ranks, options: Mapping[str, Any]) -> tuple[Share, list[Path]]:
@@ -64,6 +68,68 @@ def agree_on_files(ranks: Ranks, options: Mapping[str, Any]) -> tuple[Share, lis
     _check_one_run([(Share(*row[:3]), row[3]) for row in rows])
     run = next((row[0] for row in rows if row[0]), 0) or ranks.gather([1 + secrets.randbits(62)])[0][0]
     return Share(run, ranks.rank, ranks.count), missing
+
+
+def reshard_on_load(ranks: Ranks, path: Path, entries: Callable[[ShardedState], list[Any]], direct: bool) -> None:
+    """Make `path`, this rank's file, of files of another number of ranks beside it, where there are some; else nothing.
+
+    entries: of the new manifest. One rank writes after another, as files are locked. The old files are replaced when
+    all new ones are complete, and a crash in between is made good by the next call. Raises StateError on all ranks.
+    """
+
+    def look(turn: int) -> list[Path]:
+        return _find_set(path.parent, ranks.count, direct) if turn == ranks.rank else []
+
+    new = path.with_name(path.name + _NEW)
+    share, _ = ranks.together(lambda: _read_share([path], direct), "opening")
+    shares = [Share(*row) for row in ranks.gather([share.run, share.rank, share.of])]
+    if shares[0].run and shares == [Share(shares[0].run, rank, ranks.count) for rank in range(ranks.count)]:
+        ranks.together(lambda: new.unlink(missing_ok=True), "opening")  # of a resharding that did not end
+        return
+    found: list[Path] = []
+    for turn in range(ranks.count):
+        if mine := ranks.together(partial(look, turn), "opening"):
+            found = mine
+    sizes = [size for (size,) in ranks.gather([len(found)])]
+    if len({*sizes}) > 1:
+        raise StateError(
+            f"ranks must see the files of one run, and see those of {sizes} ranks (here in {path.parent}): to change "
+            "their number give a folder that all ranks share, or copy the files to each"
+        )
+    if not found:
+        return
+
+    def write() -> None:
+        new.unlink(missing_ok=True)
+        with ShardedState.open(found, direct=direct) as state:
+            state.write(new, entries(state), ranks.rank, ranks.count)
+
+    if len(found) != ranks.count:
+        for turn in range(ranks.count):
+            ranks.together(write if turn == ranks.rank else lambda: None, "resharding")
+    ranks.together(lambda: give_name(new, path) if new.exists() else None, "resharding")
+    later = [path.with_name(f"rank{rank}.state") for rank in range(ranks.count, len(found))]
+    ranks.together(lambda: _remove(later), "resharding")
+
+
+def _find_set(folder: Path, count: int, direct: bool) -> list[Path]:
+    """The files of all ranks of a run in a folder, by rank: of the newest step, those of `count` ranks first."""
+    sets: dict[tuple[int, int], dict[int, Path]] = {}
+    steps: dict[tuple[int, int], int] = {}
+    for path in (*sorted(folder.glob("rank*.state")), *sorted(folder.glob(f"rank*.state{_NEW}"))):
+        share, at = _read_share([path], direct)
+        if share.run:
+            key = share.run, share.of
+            sets.setdefault(key, {}).setdefault(share.rank, path)
+            steps[key] = max(at, steps.get(key, 0))
+    whole = [key for key, files in sets.items() if files.keys() == {*range(key[1])}]
+    best = max(whole, key=lambda key: (steps[key], key[1] == count), default=None)
+    return [] if best is None else [sets[best][rank] for rank in range(best[1])]
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _check_one_run(found: Sequence[tuple[Share, int]]) -> None:

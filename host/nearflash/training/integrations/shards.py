@@ -34,12 +34,17 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from nearflash.abi.errors import CommandError, FormatError, ShapeError, StateError
+from nearflash.storage import TensorEntry
+from nearflash.storage.state.ranks import Shard, ShardedState
 from nearflash.training.integrations.collective import CollectiveOptimizer, name_parameters
+from nearflash.training.integrations.run_files import reshard_on_load
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
 from nearflash.training.step.norm import sum_of_squares
+from nearflash.training.step.parameters import Member
 from nearflash.training.step.settings import StepSettings
 
 __all__ = ["ShardedOptimizer", "own_paths"]
@@ -97,6 +102,8 @@ class ShardedOptimizer(CollectiveOptimizer):
         for number, group in enumerate(self.param_groups):
             self._view_group(group, number)
         held = self.metadata
+        if options.get("resume") and isinstance(path := options.get("path"), Path):
+            reshard_on_load(self._ranks, path, self._list_entries, bool(options.get("direct", True)))
         self._open(kind, options)
         self.metadata = held | self.metadata
 
@@ -227,6 +234,18 @@ class ShardedOptimizer(CollectiveOptimizer):
                     "not by its first step; nothing was updated: call prepare() once the model is sharded"
                 )
 
+    def _list_entries(self, state: ShardedState) -> list[tuple[str, tuple[int, ...], str]]:
+        """(name, shape, dtype) of this rank's shards of what has state there. Raises StateError for another model."""
+        members, stored = Member.of(self._local_groups()), state.tensors
+        shards = {member.name: Shard.of(TensorEntry(member.name, (*member.tensor.shape,), "", 0)) for member in members}
+        every = {shard.name: shard.full_shape for shard in shards.values()}
+        for name, (shard, _) in stored.items():
+            if every.get(name) != shard.full_shape:
+                raise StateError(
+                    f"parameters must be those of the run, with {name!r} of {shard.full_shape}: load its model"
+                )
+        return [(name, shard.shape, stored[shard.name][1]) for name, shard in shards.items() if shard.name in stored]
+
     def _view_group(self, group: Mapping[str, Any], number: int) -> None:
         named = zip(name_parameters(group, number), group["params"], strict=True)
         self._local_of |= {parameter: _view_local(name, parameter) for name, parameter in named}
@@ -236,7 +255,10 @@ class ShardedOptimizer(CollectiveOptimizer):
             group
             | {
                 "params": [self._local_of[one] for one in group["params"]],
-                "param_names": name_parameters(group, number),
+                "param_names": [
+                    _name_shard(name, one)
+                    for name, one in zip(name_parameters(group, number), group["params"], strict=True)
+                ],
             }
             for number, group in enumerate(self.param_groups)
         ]
@@ -343,6 +365,16 @@ def _view_local(name: str, parameter: torch.Tensor) -> torch.Tensor:
     if wrong := [place for place in parameter.placements if not (place.is_shard() or place.is_replicate())]:
         raise FormatError(f"parameter {name!r} must be placed as Shard or Replicate, not {wrong[0]}")
     return torch.nn.Parameter(parameter.to_local(), parameter.requires_grad)
+
+
+def _name_shard(name: str, parameter: torch.Tensor) -> str:
+    """Name of this rank's part in its state file, which says what it is of the whole."""
+    if not isinstance(parameter, DTensor) or all(place.is_replicate() for place in parameter.placements):
+        return name
+    shape, first = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    first = first if 0 not in shape else (0,) * len(shape)
+    stop = tuple(a + b for a, b in zip(first, shape, strict=True))
+    return str(Shard(name, tuple(first), stop, tuple(parameter.shape)))
 
 
 def _as_shard(name: str, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
