@@ -144,22 +144,3 @@ def test_one_rank_killed_at_any_moment(tmp_path, wanted, kills, ranks):
         goal = min(steps.values()) + 1
         assert all(f"begins at {goal - 1}" in line for line in run(tmp_path, ranks, goal))
     check(tmp_path, wanted, goal)
-
-
-@pytest.mark.full
-def test_an_elastic_restart_goes_on(tmp_path, wanted):
-    """torchrun starts all again after one was killed; each begins where the files are."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    script = tmp_path / "once.py"
-    script.write_text(
-        "import os, sys, runpy\n"
-        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-        "kill = ['--kill=3'] if first and os.environ['RANK'] == '1' else []\n"
-        f"sys.argv = ['steps_worker.py', {str(tmp_path)!r}, '6', *kill]\n"
-        f"runpy.run_path({str(WORKER)!r}, run_name='__main__')\n"
-    )
-    done = subprocess.run([*torchrun, str(script)], capture_output=True, text=True, env=environment, timeout=280)
-    assert done.returncode == 0, done.stderr
-    check(tmp_path, wanted, 6)
-    assert "begins at 3" in done.stdout
