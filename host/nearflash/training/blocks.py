@@ -87,7 +87,7 @@ def stream_blocks(
     if not isinstance(optimizer, NearStorageOptimizer):
         raise CommandError(f"optimizer must be a NearStorageOptimizer, whose store has the weights, not {optimizer!r}")
     if optimizer._settings.delta_bytes:
-        raise CommandError("delta_bytes must be 0 for blocks to be streamed: a delta compares weights that are in memory")
+        raise CommandError("delta_bytes must be 0 for blocks to be streamed: a delta compares weights in memory")
     if cached_blocks < 1:
         raise CommandError(f"cached_blocks must be at least 1, not {cached_blocks}")
     blocks = find_blocks(model)

@@ -347,7 +347,9 @@ class FlatParameters:
             self._staged[piece.tensor][piece.first] = fingerprint_of_copy(new, target, piece.first)
             if old is not None:
                 words, word, value_format = _WORDS[target.dtype]
-                self.deltas[piece.tensor][piece.first] = delta_of(old, target.view(words).numpy().view(word), value_format)
+                self.deltas[piece.tensor][piece.first] = delta_of(
+                    old, target.view(words).numpy().view(word), value_format
+                )
 
     def _present(self, piece: TensorPiece, *, new_in_place: bool) -> NDArray[Any]:
         """Words of a piece of a tensor as they are; a copy where new values take their place."""
