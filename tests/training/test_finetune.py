@@ -61,7 +61,7 @@ def test_it_learns_and_reports(train, tmp_path):
     losses = [float(line.split("loss ")[1].split()[0]) for line in lines if line.startswith("step ")]
     assert code == 0 and losses[-1] < losses[0] - 0.3
     assert "tokens/s" in lines[0] and any("20 steps to step 20 of" in line for line in lines)
-    assert "gradients down 4.00, parameters up 2.00, flash read 12" in err and "would be 24" in err
+    assert "gradients down 2.00, parameters up 2.00, flash read 12" in err and "would be 24" in err
     assert "the last step waited for:" in lines[-1]
     assert {"step", "commit"} <= {
         event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
