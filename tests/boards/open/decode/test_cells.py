@@ -50,3 +50,18 @@ def test_a_view_is_a_file():
     for content in (b"", b"junk", save_view(cells)[:-4]):
         with pytest.raises(FormatError, match="a routed netlist must be one that a build wrote, not this file"):
             load_view(content)
+
+
+def test_a_signal_over_a_clock_buffer_is_a_wire_and_a_clock_is_not():
+    """Regression: nextpnr sent the write enable of 39 memories of attend over a free global buffer."""
+    cells = {
+        "ff": Cell("FF", {}, {"D": "free.BUFGCTRL", "CK": "clock.BUFGCTRL"}),
+        "free.BUFGCTRL": Cell("BUFGCTRL", {}, {"I0": "ff"}),
+        "clock.BUFGCTRL": Cell("BUFGCTRL", {}, {"I0": "P/PS7_X0Y0.PS7:FCLKCLK0"}),
+    }
+    found = collect(["ff"], cells.get, lambda key: True)
+    assert found == {
+        "ff": Cell("FF", {}, {"D": "ff", "CK": "clock.BUFGCTRL"}),
+        "clock.BUFGCTRL": cells["clock.BUFGCTRL"],
+    }
+    assert collect(["ff"], cells.get, lambda key: False) == cells

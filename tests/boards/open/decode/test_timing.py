@@ -8,7 +8,7 @@ from nearflash.abi.errors import FormatError
 from nearflash.boards.open.decode.cells import Cell
 from nearflash.boards.open.decode.fabric import SitePin
 from nearflash.boards.open.decode.paths import Delay, analyse
-from nearflash.boards.open.decode.timing import make_graph
+from nearflash.boards.open.decode.timing import TRUNK_PS, make_graph
 
 SLICEM = """
 (CELL (CELLTYPE "REG_INIT_FF") (INSTANCE SLICEM)
@@ -194,6 +194,14 @@ def test_what_a_block_ram_is_given_must_hold_as_its_write_mode_wants(mode, limit
     ))  # fmt: skip
     check = check_of(graph, "R/S.RAMB18E1.DIADI7")
     assert (check.setup, check.hold) == limits
+
+
+def test_a_signal_over_a_clock_buffer_pays_for_the_trunk():
+    graph = make_graph(make_netlist(
+        {"T/S.AFF": register("T/S@AX"), "G/BUFGCTRL_X0Y1.BUFGCTRL": Cell("BUFGCTRL", {}, {"I0": "G/BUFGCTRL_X0Y1@I0"})},
+        {"T/S@AX": ("G/BUFGCTRL_X0Y1.BUFGCTRL", "G.O"), "G/BUFGCTRL_X0Y1@I0": ("T/S.AFF", "T.AQ")},
+    ))  # fmt: skip
+    assert graph.arcs["G/BUFGCTRL_X0Y1.BUFGCTRL"] == [("G/BUFGCTRL_X0Y1@I0", Delay(91, 101 + TRUNK_PS))]
 
 
 def test_a_clock_from_logic_is_an_error():

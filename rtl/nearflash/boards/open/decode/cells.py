@@ -95,8 +95,9 @@ def _look_up(table: int, nets: list[str], values: Mapping[str, int]) -> int:
 def collect(roots: Iterable[str], read: Callable[[str], Cell | None], passes: Callable[[str], bool]) -> View:
     """All cells that the roots' inputs come from, and the roots.
 
-    read: the cell of a key. passes: of the key of a LUT that hands one input on whether it is a wire (a router's way
-    through a LUT) and no cell. LUTs and clock buffers that are constant, and such wires, become what they give.
+    read: the cell of a key. passes: of the key of a clock buffer, or of a LUT that hands one input on, whether it is a
+    wire (a router's way through it) and no cell. LUTs and clock buffers that are constant, and such wires, become what
+    they give.
     """
     cells: View = {}
     waiting = list(roots)
@@ -115,8 +116,9 @@ def collect(roots: Iterable[str], read: Callable[[str], Cell | None], passes: Ca
 
 
 def _replace(key: str, cell: Cell, passes: Callable[[str], bool]) -> str | None:
-    if cell.kind == "BUFGCTRL" and cell.inputs["I0"] in ("0", "1"):
-        return cell.inputs["I0"]  # ground, which the router takes over the clock's wires
+    if cell.kind == "BUFGCTRL":  # ground, or a net of many pins, which the router takes over the clock's wires
+        source = cell.inputs["I0"]
+        return source if source in ("0", "1") or (".PS7:" not in source and passes(key)) else None
     if cell.kind != "LUT":
         return None
     table, nets = cell.config["table"], list(cell.inputs.values())

@@ -69,7 +69,7 @@ class Detours:
 
     @property
     def edits(self) -> Edits:
-        """What was changed so far."""
+        """The pips that were turned off and on so far."""
         removed, added = self._removed - self._added, self._added - self._removed
         return Edits(frozenset(map(_feature, removed)), frozenset(map(_feature, added)))
 

@@ -4,7 +4,7 @@ Each input pin of a site is a net of its own, behind the route to it. Routes thr
 Delays and checks of cells are those of prjxray's SDF files, by their place in a slice where it has them.
 
 Left out: the fast corner, jitter, pads, asynchronous resets (the recovery time of a reset counts as its setup). The
-database has no delays of the clock tree's trunk: REGION_SKEW_PS stands for them.
+database has no delays of the clock tree's trunk: REGION_SKEW_PS and TRUNK_PS stand for them.
 
 Source: prjxray's `timings/*.sdf` and `tile_type_*.json`.
 """
@@ -26,10 +26,14 @@ from nearflash.boards.open.frames import Place
 from nearflash.boards.open.nextpnr.sdf import Entry, read_cells
 from nearflash.boards.open.nextpnr.timing import dsp_cells
 
-__all__ = ["REGION_SKEW_PS", "PinNetlist", "make_graph", "time_bits"]
+__all__ = ["REGION_SKEW_PS", "TRUNK_PS", "PinNetlist", "make_graph", "time_bits"]
 
 REGION_SKEW_PS = 300
 """Allowance for the skew between the clocks of two regions: an assumption, nothing that was measured."""
+
+TRUNK_PS = 2_000
+"""Allowance for a signal from logic on the clock tree's trunk, where nextpnr sends resets and enables of many cells: an
+assumption. AMD's tools state 1.5 to 1.8 ns from a global buffer to a register of this part."""
 
 _FILES = {"SLICEL": "slicel", "SLICEM": "slicem", "BRAM": "BRAM_L", "DSP": "DSP_L", "PS7": "PSS2",
           "BUFG": "CLK_BUFG_BOT_R", "BUFH": "CLK_HROW_BOT_R"}  # fmt: skip
@@ -229,7 +233,10 @@ class _Builder:
             self._arc(key, cell.inputs[pin], self.figures.delay(kind, bel, name, "OUT", "SELMUX2_1").after(wire))
 
     def _add_buffer(self, key: str, cell: Cell) -> None:
-        self._arc(key, cell.inputs["I0"], self.figures.delay("BUFG", "", "I", "O", "BUFGCTRL"))
+        delay, source = self.figures.delay("BUFG", "", "I", "O", "BUFGCTRL"), self.graph.arcs.get(cell.inputs["I0"])
+        if source and self.cells[key_of(source[0][0])].kind != "PS7":
+            delay = delay.after(Delay(0, TRUNK_PS))
+        self._arc(key, cell.inputs["I0"], delay)
 
     def _add_block_ram(self, key: str, cell: Cell) -> None:
         clocks = {clock: self._clock(cell.inputs[clock]) for clock in _RAM_CLOCKS
