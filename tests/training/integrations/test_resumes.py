@@ -97,7 +97,7 @@ def test_files_of_ranks_that_do_not_make_a_run_are_refused(tmp_path):
 @pytest.mark.full
 def test_any_number_of_ranks_goes_on_from_any_other(tmp_path, wanted):
     last = 0
-    for ranks in (3, 2, 4, 1, 3, 4, 2, 1, 4, 3):
+    for ranks in (3, 2, 4, 1, 4):
         last += 1
         assert all(f"begins at {last - 1}" in line for line in run(tmp_path, ranks, last))
         assert steps_of(tmp_path) == {f"rank{rank}.state": last for rank in range(ranks)}
@@ -135,7 +135,7 @@ def kill_one(folder, ranks, last, chance):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kills", "ranks"), [(2, 2), (40, 3)])
+@pytest.mark.parametrize(("kills", "ranks"), [(2, 2), (6, 3)])
 def test_one_rank_killed_at_any_moment(tmp_path, wanted, kills, ranks):
     chance, last = random.Random(5), 10_000
     for _ in range(kills):
