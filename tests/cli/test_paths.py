@@ -21,7 +21,8 @@ READ = [
     "kv verify @", "kv status @", "plan @", f"plan {MODEL} --hardware @", "tune @", "tune @ --hardware t4",
     "results add @ --page gateware --command x", "results --root @ pages", "state status @", "state verify @",
     "state snapshot @ --to snapshot", "state export @ --to exported", "state import @ --to imported",
-    "state reshard @ --to resharded", "compress @ -o compressed", "bitstream list @", "bitstream verify @",
+    "state reshard @ --to resharded", "state delta @ --to versions", "state patch @ --from versions --to patched",
+    "compress @ -o compressed", "bitstream list @", "bitstream verify @",
     "bitstream build @", "bitstream deploy @ --kernel update", "bitstream estimate @",
 ]  # fmt: skip
 WRITTEN = [
@@ -30,7 +31,9 @@ WRITTEN = [
     "explore report -o @.html", f"plan {MODEL} --hardware t4 -o @", f"plan {MODEL} --hardware t4 --picture @",
     "selftest --device model:update-tiny --params 64 --record @", "hls new abc --folder @",
 ]  # fmt: skip
-FOLDERS = ["doctor --folder @", "preflight @", "devices --measure @"]
+FOLDERS = [
+    "doctor --folder @", "preflight @", "devices --measure @", "state patch weights.safetensors --from @ --to patched",
+]  # fmt: skip
 #: They load a model first, build a simulator, or measure the folder for minutes: tests of their own packages.
 ELSEWHERE = {"calibrate", "compress", "demo", "generate", "train", "trace", "bench", "tune", "plan --folder"}
 

@@ -14,8 +14,8 @@ def test_a_store_and_tensors_apart_are_noticed(monkeypatch, capsys):
     """As if an interrupt had come before the last tensor, which gets neither new values nor a new fingerprint."""
     real, publish = FlatParameters.stage, FlatParameters.publish
 
-    def stage(flat, start, stop, source, copy):
-        real(flat, start, min(stop, flat.entries[-1].start), source, copy)
+    def stage(flat, start, stop, *given, **options):
+        real(flat, start, min(stop, flat.entries[-1].start), *given, **options)
 
     monkeypatch.setattr(FlatParameters, "stage", stage)
     monkeypatch.setattr(FlatParameters, "publish", lambda flat, tensors: publish(flat, list(tensors)[:-1]))
