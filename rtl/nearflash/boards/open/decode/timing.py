@@ -32,8 +32,10 @@ REGION_SKEW_PS = 300
 """Allowance for the skew between the clocks of two regions: an assumption, nothing that was measured."""
 
 TRUNK_PS = 2_000
-"""Allowance for a signal from logic on the clock tree's trunk, where nextpnr sends resets and enables of many cells: an
-assumption. AMD's tools state 1.5 to 1.8 ns from a global buffer to a register of this part."""
+"""Allowance for a signal from logic on the clock tree's trunk, where nextpnr sends resets and enables of many cells.
+
+Published Vivado reports of Zynq-7000 designs state 1.67 and 1.68 ns from a global buffer to a register's clock, the
+regional buffer included, which has its own delay here."""
 
 _FILES = {"SLICEL": "slicel", "SLICEM": "slicem", "BRAM": "BRAM_L", "DSP": "DSP_L", "PS7": "PSS2",
           "BUFG": "CLK_BUFG_BOT_R", "BUFH": "CLK_HROW_BOT_R"}  # fmt: skip
