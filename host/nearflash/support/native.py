@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 INCLUDE = Path(__file__).parent
-"""Where `vectors.hpp` is."""
+"""Where `vectors.hpp` and `crc32c.hpp` are."""
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-Wno-psabi")
 _HEADER = re.compile(r'#include "([^"]+)"')
 
@@ -68,7 +68,7 @@ TARGETS = (
 
 
 def load_library(source: Path) -> ctypes.CDLL:
-    """The functions of a C++ file of this package, which may include headers beside it and `vectors.hpp`.
+    """The functions of a C++ file of this package, which may include headers beside it or of support/.
 
     From a wheel's library for this processor, else built. Raises CompileError: no compiler; ConfigError: no cache.
     """

@@ -1,34 +1,12 @@
 // Compare old words with new ones, and write what changed, tile by tile (nearflash.abi.delta). Called by delta.py.
 
-#include <cstdint>
-#include <cstring>
+#include "crc32c.hpp"
 
-#if defined(__SSE4_2__)
-#include <nmmintrin.h>
-#elif defined(__ARM_FEATURE_CRC32)
-#include <arm_acle.h>
-#endif
+using namespace nearflash;
 
 namespace {
 
 constexpr int TILE = 4096, GROUP = 32;
-
-uint32_t crc_step(uint32_t value, uint64_t word) {
-#if defined(__SSE4_2__)
-    return uint32_t(_mm_crc32_u64(value, word));
-#elif defined(__ARM_FEATURE_CRC32)
-    return __crc32cd(value, word);
-#else
-    for (int bit = 0; bit < 64; bit++) value = (value >> 1) ^ (((value ^ uint32_t(word >> bit)) & 1) * 0x82F63B78u);
-    return value;
-#endif
-}
-
-uint64_t word_at(const uint8_t *at) {
-    uint64_t word;
-    std::memcpy(&word, at, 8);
-    return word;
-}
 
 uint8_t *pad(uint8_t *at, const uint8_t *section) {
     while ((at - section) % 8) *at++ = 0;
@@ -64,20 +42,18 @@ template <class T> int64_t write_delta(const T *old, const T *now, int64_t param
         const uint64_t head = dense ? uint64_t(size) | 1 << 16 : uint64_t(changed);
         uint8_t *const start = at;
         at += 8;
-        if (!dense) {
-            std::memcpy(at, local, 2 * changed);
-            at = pad(at + 2 * changed, start);
-        }
         if (dense) {
             std::memcpy(at, now + first, size * sizeof(T));
             at += size * sizeof(T);
         } else {
+            std::memcpy(at, local, 2 * changed);
+            at = pad(at + 2 * changed, start);
             for (int i = 0; i < changed; i++, at += sizeof(T)) std::memcpy(at, now + first + local[i], sizeof(T));
         }
         at = pad(at, start);
-        uint32_t crc = crc_step(~0u, uint64_t(tile) | head << 32);
-        for (const uint8_t *x = start + 8; x < at; x += 8) crc = crc_step(crc, word_at(x));
-        const uint64_t word = head | uint64_t(uint32_t(~crc)) << 32;
+        const uint32_t before = InstructionStep::step(~0u, uint64_t(tile) | head << 32);
+        const uint64_t crc = Checksum<InstructionStep>::of(start + 8, at - start - 8, before);
+        const uint64_t word = head | crc << 32;
         std::memcpy(start, &word, 8);
         *words += dense ? size : changed;
     }
@@ -100,9 +76,9 @@ int64_t write_delta32(const uint32_t *old, const uint32_t *now, int64_t params, 
 uint32_t crc_of_heads(const uint8_t *tiles, int64_t count, int64_t value_bytes) {
     uint32_t crc = ~0u;
     for (int64_t tile = 0; tile < count; tile++) {
-        const uint64_t head = word_at(tiles);
+        const uint64_t head = load<uint64_t>(tiles);
         const int64_t values = head & 0xFFFF, indices = head >> 16 & 0xFFFF ? 0 : values;
-        crc = crc_step(crc, head);
+        crc = InstructionStep::step(crc, head);
         tiles += 8 + (2 * indices + 7) / 8 * 8 + (value_bytes * values + 7) / 8 * 8;
     }
     return ~crc;
