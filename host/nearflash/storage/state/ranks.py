@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ class ShardedState:
         with contextlib.ExitStack() as life:
             yield cls([life.enter_context(StateStore.open(path, direct=direct)) for path in files])
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, tuple[Shard, str]]:
         """A shard and the dtype of each tensor, by name, in order."""
         found: dict[str, tuple[Shard, str]] = {}

@@ -46,10 +46,6 @@ from nearflash.training.step.transfer import HOST_ARRAYS
 __all__ = ["RESERVED", "OptimizerState", "arrays_of", "join_arrays"]
 
 
-def _place(piece: tuple[int, int, NDArray[np.uint8]]) -> tuple[int, int]:
-    return piece[:2]
-
-
 def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple[StateArray, ...]:
     """The arrays that must be stored so that every one of the rules finds its own: p first, the residual last."""
     arrays = {"p": StateArray("p")}
@@ -209,16 +205,12 @@ class OptimizerState:
         ]
         pieces = [(index, first, stream) for index in tensors for first, stream in self.flat.deltas[index].items()]
         commit = self.store.steps + 1
-        in_order = tuple(sorted(pieces, key=_place))
-        delta = StepDelta(self.store.identity, commit, commit - self.uncounted, tuple(marks), in_order)
-        self._delta_log.write(delta)
+        pieces.sort(key=lambda piece: piece[:2])
+        delta = StepDelta(self.store.identity, commit, commit - self.uncounted, tuple(marks), tuple(pieces))
+        DeltaLog(log_folder(self.store.paths[0]), self._settings.delta_bytes).write(delta)
         for deltas in self.flat.deltas:
             deltas.clear()
         self._report.traffic.add(delta_bytes=delta.size_bytes)
-
-    @property
-    def _delta_log(self) -> DeltaLog:
-        return DeltaLog(log_folder(self.store.paths[0]), self._settings.delta_bytes)
 
     def delta(self, since: int) -> WeightDelta:
         """Merge what the steps after `since` changed. Raises StateError where they are not all kept."""

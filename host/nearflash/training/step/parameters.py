@@ -223,19 +223,15 @@ class FlatParameters:
 
         gathered: takes their fingerprints, before the multiplication.
         """
-        target, reached = torch.from_numpy(out), start
-        for piece in self.pieces(start, stop):
-            out[reached - start : piece.position - start] = 0
-            at = piece.position - start
-            part = self._gradient_part(piece)
+        target = torch.from_numpy(out)
+        for piece, at in self._places(start, stop, out):
+            part, into = self._gradient_part(piece), target[at:][: piece.length]
             if part.dtype is torch.bfloat16 and is_plain(part):
                 widen_bf16(part.data_ptr(), out[at : at + piece.length])
             else:
-                target[at:][: piece.length].copy_(part)
+                into.copy_(part)
             if gathered is not None:
-                gathered.add(piece.tensor, piece.first, target[at:][: piece.length])
-            reached = piece.position + piece.length
-        out[reached - start :] = 0
+                gathered.add(piece.tensor, piece.first, into)
         if scalar != 1.0:
             with np.errstate(over="ignore"):  # the device counts what is not finite
                 np.multiply(out, np.float32(scalar), out=out)
@@ -267,20 +263,25 @@ class FlatParameters:
         self, start: int, stop: int, out: NDArray[np.uint16], gathered: GradientFingerprints | None = None
     ) -> None:
         """Write the bf16 gradients of [start, stop) into `out`, as they are; padding is zero. gathered: as above."""
-        target, reached = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16), start
-        for piece in self.pieces(start, stop):
-            gradient, at = self.tensors[piece.tensor].grad, piece.position - start
-            assert gradient is not None, "runs hold tensors with gradients only"
-            out[reached - start : at] = 0
-            part, size = target[at:][: piece.length], gradient.element_size()
-            if is_plain(gradient):
-                copy_all([(part.data_ptr(), gradient.data_ptr() + piece.first * size, piece.length * size)])
+        target = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
+        for piece, at in self._places(start, stop, out):
+            part, into = self._gradient_part(piece), target[at:][: piece.length]
+            if is_plain(part):
+                copy_all([(into.data_ptr(), part.data_ptr(), part.nbytes)])
             else:
-                part.copy_(gradient.reshape(-1)[piece.first : piece.first + piece.length])
+                into.copy_(part)
             if gathered is not None:
-                gathered.add(piece.tensor, piece.first, part.float())
-            reached = piece.position + piece.length
-        out[reached - start :] = 0
+                gathered.add(piece.tensor, piece.first, into.float())
+
+    def _places(self, start: int, stop: int, out: NDArray[Any]) -> Iterator[tuple[TensorPiece, int]]:
+        """The pieces of [start, stop), each with its place in `out`, of which the rest becomes zero."""
+        reached = 0
+        for piece in self.pieces(start, stop):
+            at = piece.position - start
+            out[reached:at] = 0
+            yield piece, at
+            reached = at + piece.length
+        out[reached:] = 0
 
     def put_parameters(self, extent: Extent, out: NDArray[np.float32]) -> None:
         """Write the tensors' present values, fp32, into `out` (one extent); padding becomes zero."""
