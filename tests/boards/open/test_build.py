@@ -118,7 +118,7 @@ def test_the_manifest_has_the_timing_of_the_decoded_netlist_and_its_clock_keeps_
     board, programs, tmp_path, monkeypatch
 ):
     found = TimingResult((20_000, 17_000, 9_000), (-7, 0, 5), ("1.00 ns A/S.AFF", "20.00 ns A/S.BFF.D"))
-    monkeypatch.setattr(flow, "time_bits", lambda database, bits: found)
+    monkeypatch.setattr(flow, "time_netlist", lambda netlist: found)
     with pytest.warns(match="1 of 3 endpoints hold too short, the worst by 7 ps: no clock helps, another seed"):
         manifest = build(board, "update", tmp_path / "work", programs)
     assert (manifest.fmax_hz, manifest.decoded_fmax_hz, manifest.clock_hz) == (101_500_000, 50_000_000, 43_478_260)
@@ -131,8 +131,9 @@ def test_signals_that_change_too_early_get_detours(board, programs, tmp_path, mo
     early = TimingResult((9_000,), (-7,), ("1.00 ns A/S.AFF",), (EarlyPath(-7, ("A/S.AFF", "A/S@AX")),))
     kept, old = replace(early, hold_slacks_ps=(20,), early_paths=()), (0x103, 0, 6)
     edits = Edits(frozenset({Feature("CLB_X0Y0", "AFF.ZINI")}), frozenset({Feature("CLB_X0Y0", "ONE")}))
-    monkeypatch.setattr(flow, "time_bits", lambda database, bits: early if old in bits else kept)
-    monkeypatch.setattr(flow, "lengthen", lambda database, bits, timing: edits)
+    monkeypatch.setattr(flow, "read_pins", lambda database, bits: bits)
+    monkeypatch.setattr(flow, "time_netlist", lambda bits: early if old in bits else kept)
+    monkeypatch.setattr(flow, "lengthen", lambda bits, timing: edits)
     manifest = build(board, "update", tmp_path / "work", programs)
     assert manifest.hold_violations == 0
     bits = read_bits(programs.run("bitread", "-y", manifest.file(".bit"), log=tmp_path / "log"))

@@ -23,7 +23,7 @@ from nearflash.boards.open.decode.compare import check_bits
 from nearflash.boards.open.decode.detours import lengthen
 from nearflash.boards.open.decode.paths import TimingResult
 from nearflash.boards.open.decode.routed import read_routed
-from nearflash.boards.open.decode.timing import time_bits
+from nearflash.boards.open.decode.timing import read_pins, time_netlist
 from nearflash.boards.open.fasm import Feature, parse
 from nearflash.boards.open.frames import Place, assemble, read_bits, write_frames
 from nearflash.boards.open.nextpnr.processor_place import processor_pins
@@ -183,15 +183,14 @@ def implement(
 
 def _keep_holds(database: PartDatabase, features: set[Feature]) -> tuple[set[Place], TimingResult]:
     """The bits of features, with detours for signals that change too early, and their timing."""
-    bits = assemble(database, features)
-    timing = time_bits(database, bits)
-    for _ in range(_DETOUR_ROUNDS):
-        removed, added = lengthen(database, bits, timing) if timing.early_paths else ((), ())
+    for left in range(_DETOUR_ROUNDS, -1, -1):
+        bits = assemble(database, features)
+        netlist = read_pins(database, bits)
+        timing = time_netlist(netlist)
+        removed, added = lengthen(netlist, timing) if left and timing.early_paths else ((), ())
         if not added:
             break
         features = features.difference(removed).union(added)
-        bits = assemble(database, features)
-        timing = time_bits(database, bits)
     return bits, timing
 
 

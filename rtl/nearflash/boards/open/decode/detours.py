@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from nearflash.boards.open.database import PartDatabase
 from nearflash.boards.open.decode.fabric import SitePin
-from nearflash.boards.open.decode.features import decode_bits
 from nearflash.boards.open.decode.paths import TimingResult
 from nearflash.boards.open.decode.routes import Node, Pip, PipFabric, Routes
 from nearflash.boards.open.decode.timing import PinNetlist
 from nearflash.boards.open.fasm import Feature
-from nearflash.boards.open.frames import Place
 
 __all__ = ["MARGIN_PS", "Detours", "Edits", "lengthen"]
 
@@ -33,13 +30,11 @@ class Edits(NamedTuple):
     added: frozenset[Feature]
 
 
-def lengthen(database: PartDatabase, bits: set[Place], timing: TimingResult) -> Edits:
-    """Detours for the paths of a bitstream's bits that are too short; a path for which there is none keeps its route.
+def lengthen(netlist: PinNetlist, timing: TimingResult) -> Edits:
+    """Detours for the paths of a netlist that are too short; a path for which there is none keeps its route.
 
-    timing: of the same bits.
+    timing: of the netlist, whose fabric is changed.
     """
-    netlist = PinNetlist(database, decode_bits(database, bits).features)
-    netlist.cells()
     detours = Detours(netlist.fabric, netlist.pins)
     needed: dict[str, int] = {}
     for path in timing.early_paths:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from nearflash.abi.errors import FormatError
@@ -25,6 +25,10 @@ Pip = tuple[str, str, str]
 
 class PipFabric(Fabric):
     """A fabric that states the pips of its routes."""
+
+    def __init__(self, database: PartDatabase, features: Mapping[str, frozenset[str]]) -> None:
+        super().__init__(database, features)
+        self._nodes: dict[_Wire, Node] = {}
 
     def step(self, wire: _Wire) -> tuple[list[_Wire], tuple[str, str, str] | None]:
         """The node of a driven wire, and tile, source and target of the pip that drives it; None: a site does."""
@@ -78,10 +82,6 @@ class PipFabric(Fabric):
         """Turn a pip off."""
         self._sources.clear()
         del self._pips[pip[0], pip[2]]
-
-    @cached_property
-    def _nodes(self) -> dict[_Wire, Node]:
-        return {}
 
     def _pin_wires(self, tile: str) -> frozenset[str]:
         return _pin_wires(self.database, self.database.tiles[tile]["type"])

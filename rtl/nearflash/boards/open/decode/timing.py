@@ -26,7 +26,7 @@ from nearflash.boards.open.frames import Place
 from nearflash.boards.open.nextpnr.sdf import Entry, read_cells
 from nearflash.boards.open.nextpnr.timing import dsp_cells
 
-__all__ = ["REGION_SKEW_PS", "TRUNK_PS", "PinNetlist", "make_graph", "time_bits"]
+__all__ = ["REGION_SKEW_PS", "TRUNK_PS", "PinNetlist", "make_graph", "read_pins", "time_bits", "time_netlist"]
 
 REGION_SKEW_PS = 300
 """Allowance for the skew between the clocks of two regions: an assumption, nothing that was measured."""
@@ -53,11 +53,18 @@ _RAM_CLOCKS = ("CLKARDCLK", "CLKBWRCLK")
 
 
 def time_bits(database: PartDatabase, bits: set[Place]) -> TimingResult:
-    """Check the timing of the netlist of a bitstream's bits.
+    """Check the timing of the netlist of a bitstream's bits. Raises FormatError as `read_pins` and `time_netlist`."""
+    return time_netlist(read_pins(database, bits))
 
-    Raises FormatError for bits that are no netlist, or a cell whose delays the database has not.
-    """
-    return analyse(make_graph(PinNetlist(database, decode_bits(database, bits).features)), REGION_SKEW_PS)
+
+def read_pins(database: PartDatabase, bits: set[Place]) -> "PinNetlist":
+    """The netlist of a bitstream's bits. Raises FormatError for bits that are none."""
+    return PinNetlist(database, decode_bits(database, bits).features)
+
+
+def time_netlist(netlist: "PinNetlist") -> TimingResult:
+    """Check the timing of a netlist. Raises FormatError for a cell whose delays the database has not."""
+    return analyse(make_graph(netlist), REGION_SKEW_PS)
 
 
 def make_graph(netlist: "PinNetlist") -> TimingGraph:
