@@ -139,7 +139,10 @@ def _count(rng: np.random.Generator, size: int) -> int:
 
 
 def _keys(rng: np.random.Generator, size: int) -> NDArray[np.uint16]:
-    """Any keys; few different ones; a digit in common; all equal; runs of equal ones; all ones and all zeros."""
+    """Any keys; few different ones; a digit in common; all equal; runs of equal ones; ones and zeros; large ones.
+
+    Local entries go ahead of the large ones, whatever key they came with.
+    """
     some = rng.integers(0, 1 << 16, size).astype(np.uint16)
     digit, key = int(rng.integers(256)), rng.integers(0, 1 << 16, dtype=np.uint16)
     kinds = [
@@ -152,6 +155,7 @@ def _keys(rng: np.random.Generator, size: int) -> NDArray[np.uint16]:
         np.repeat(some, 1 + int(rng.integers(8)))[:size],
         rng.choice(np.array([0, 0xFF, 0xFF00, 0xFFFF], np.uint16), size),
         key ^ np.uint16(1) << rng.integers(0, 16, size).astype(np.uint16),
+        rng.integers(0xFE00, 1 << 16, size),
     ]
     return np.asarray(kinds[rng.integers(len(kinds))], np.uint16)
 
@@ -199,4 +203,4 @@ def _beats(rng: np.random.Generator, keys: NDArray[np.uint16], local: int) -> li
 
 
 PROOF = Proof(build_proof, engine="bounded", depth=RUN_CYCLES + 2, cover_depth=RUN_CYCLES)
-TARGET = Target(component, vectors, stalls=("none", "both"), batches=15)
+TARGET = Target(component, vectors, stalls=("none", "both"), batches=20)
