@@ -62,6 +62,7 @@ def test_a_multiplier_is_a_dsp_block() -> None:
     assert resources(Multiplier(), "xc7").dsp == 1
 
 
+@pytest.mark.full
 def test_the_enable_of_an_operand_that_a_dsp_block_registers_is_no_path_through_it() -> None:
     class Held(wiring.Component):
         a: In(16)
@@ -111,6 +112,7 @@ def test_the_write_address_of_a_lut_ram_is_no_path_to_what_it_reads(family: str,
     assert found.path[1].split()[0] == primitive, "from a register of the read address"
 
 
+@pytest.mark.full
 def test_black_boxes_and_their_cells_add_up_to_the_whole(stage: UnitResources) -> None:
     whole, rest = resources(Pair(), "xcup"), resources(Pair(), "xcup", boxes="top.stage_*")
     assert (rest.lut, rest.ff) == (4, 4)

@@ -11,6 +11,7 @@ from nearflash.inference.models import model_positions
 DOCLM = Path(__file__).parents[2] / "data" / "doclm-7m"
 
 
+@pytest.mark.full
 def test_cases_go_on_with_what_is_stored(monkeypatch, tmp_path):
     monkeypatch.setattr(chat, "QUESTIONS", chat.QUESTIONS[:6])
     history, *rows, last = chat.run(str(DOCLM), tokens=300, new_tokens=3, attention="dense", path=tmp_path)

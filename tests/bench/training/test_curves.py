@@ -17,6 +17,7 @@ def short(monkeypatch):
     torch.set_num_threads(before)
 
 
+@pytest.mark.full
 def test_rows(tmp_path):
     rows = {row["case"]: row for row in curves.run(["fp32-state", "topk", "torch-memory"], path=tmp_path / "new")}
     assert next(iter(rows)) == "torch-memory" and rows["torch-memory"]["last_loss_over_torch_percent"] == 0

@@ -1,6 +1,7 @@
 """Equal modules of a design become one."""
 
 import numpy as np
+import pytest
 from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -63,6 +64,7 @@ def test_equal_modules_are_one_and_others_stay():
     assert text.count("\nmodule ") == 5
 
 
+@pytest.mark.full
 def test_the_design_computes_what_it_did():
     unit = BurstUnit(Lanes([1, 2, 1]), "sim-lanes")
     out = unit.run({f"i__{n}": np.array([3, 100 + n], np.uint8) for n in range(3)})

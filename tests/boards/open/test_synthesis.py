@@ -136,6 +136,7 @@ def test_a_shift_register_has_one_output():
         tap_shift_registers(cells)
 
 
+@pytest.mark.full
 def test_single_port_memories_are_joined_by_four(tmp_path):
     """nextpnr ends with an assertion where it packs a RAM64X1S."""
     (tmp_path / "top.il").write_text(rtlil.convert(Table(), name="top", emit_src=False))

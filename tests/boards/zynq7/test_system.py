@@ -119,6 +119,7 @@ def expander():
         yield opened
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", MATRIX_FORMATS, ids=format_name)
 def test_a_weight_matrix_equals_the_model(expander, form):
     expander.kernel.configure(MemoryModel(stall_percent=30, seed=4))

@@ -4,6 +4,7 @@ from nearflash.gateware.bus.read import BurstReader
 from nearflash.verify.cocotb.run import run_testbench
 
 
+@pytest.mark.full
 def test_testbench():
     assert run_testbench("gateware.bus.read").failed == ()
 

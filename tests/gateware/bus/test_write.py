@@ -4,6 +4,7 @@ from nearflash.gateware.bus.write import BurstWriter
 from nearflash.verify.cocotb.run import run_testbench
 
 
+@pytest.mark.full
 def test_testbench():
     assert run_testbench("gateware.bus.write").failed == ()
 

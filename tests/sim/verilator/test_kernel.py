@@ -195,6 +195,7 @@ def test_protocol_errors(open_copy):
         copy(open_copy("size"), 0, 0x1000, 32)
 
 
+@pytest.mark.full
 def test_waves(open_copy, tmp_path):
     kernel = open_copy(trace=True)
     kernel.start_trace(tmp_path / "copy.vcd", cycles=50, delay_cycles=10)

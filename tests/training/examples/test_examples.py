@@ -31,6 +31,7 @@ def test_plain(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[1].startswith("   10  ")
 
 
+@pytest.mark.full
 def test_trainer(tmp_path, capsys):
     common = [
         "--model",

@@ -70,6 +70,7 @@ def steps_of(folder):
     return found
 
 
+@pytest.mark.full
 def test_two_ranks_go_on_as_one_and_offline_as_three(tmp_path, wanted, capsys):
     run(tmp_path, 2, 2)
     files = [str(path) for path in sorted(tmp_path.glob("rank*.state"))]

@@ -56,6 +56,7 @@ def test_like_torch_with_clipping_schedule_and_accumulation(make_model, rows, va
     close(trainer)
 
 
+@pytest.mark.full
 def test_optimizers_argument_clips_through_the_gradients(make_model, rows, values, arguments, tmp_path):
     """Trainer clips p.grad: the same as clipping by the optimizer, but for rounding."""
     results = []
@@ -85,7 +86,9 @@ def run(model, rows, arguments, path, checkpoint=None, **options):
     return trainer
 
 
-@pytest.mark.parametrize("dtype, name", [(torch.float32, None), (torch.bfloat16, "bf16")])
+@pytest.mark.parametrize(
+    "dtype, name", [pytest.param(torch.float32, None, marks=pytest.mark.full), (torch.bfloat16, "bf16")]
+)
 def test_resume_from_a_checkpoint_before_the_state(make_model, rows, values, arguments, tmp_path, dtype, name):
     """The state is at step 6; the checkpoint and its snapshot are of step 3."""
     whole, resumed = make_model(dtype), make_model(dtype)
@@ -98,6 +101,7 @@ def test_resume_from_a_checkpoint_before_the_state(make_model, rows, values, arg
     assert all(torch.equal(one, two) for one, two in zip(values(whole), values(resumed), strict=True))
 
 
+@pytest.mark.full
 def test_a_second_run_starts_from_its_own_model(make_model, rows, values, arguments, tmp_path):
     """Once it got the first one's weights and moments, as the path existed, and no clipping, as that had moved."""
     chosen, results = arguments(), []
@@ -120,7 +124,7 @@ def test_a_second_run_starts_from_its_own_model(make_model, rows, values, argume
         assert earlier.steps == 6
 
 
-@pytest.mark.parametrize("step", [3, 6])
+@pytest.mark.parametrize("step", [3, pytest.param(6, marks=pytest.mark.full)])
 def test_resume_from_a_checkpoint_that_only_train_is_given(make_model, rows, values, arguments, tmp_path, step):
     """Of the snapshot in an earlier checkpoint, or of the state itself where that is at the checkpoint's step."""
     whole, resumed = make_model(), make_model()

@@ -13,7 +13,8 @@ from nearflash.verify.cocotb.run import find_testbenches, run_testbench
 pytest.importorskip("cocotb_tools.runner")
 
 
-@pytest.mark.parametrize("parameters", [pytest.param({}, marks=pytest.mark.full), {"memory": "block", "depth": 7}])
+@pytest.mark.full
+@pytest.mark.parametrize("parameters", [{}, {"memory": "block", "depth": 7}])
 def test_queue(parameters):
     result = run_testbench("gateware.stream.queue", parameters=parameters)
     assert result.failed == ()

@@ -228,6 +228,7 @@ def test_bad_records_are_told_and_others_done():
     assert [number for number, _ in bench.channels[0].log] == [0, len(BAD_RECORDS) + 1]
 
 
+@pytest.mark.full
 def test_faults_of_units_and_pages_stay_with_their_operations(make_sealed):
     good = make_sealed(OWNER, 5, PageKind.INDEX, 8, False, 1)
     misdirected = make_sealed(OWNER, 6, PageKind.INDEX, 8, False, 2)
@@ -259,6 +260,7 @@ def test_completions_that_cannot_be_written_are_lost():
     assert bench.lost
 
 
+@pytest.mark.full
 def test_a_full_channel_does_not_stop_what_it_needs_itself(make_sealed):
     """More programs than a channel's queue holds: the records behind wait, their pages do not."""
     page = make_sealed(OWNER, 5, PageKind.INDEX, 8, False, 1)

@@ -62,7 +62,9 @@ def assert_near(out, want):
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name", ["dense", "sparq", "page", *(pytest.param(n, marks=pytest.mark.full) for n in ("sparf", "logits", "mass"))]
+)
 def test_every_mode_gives_what_arrays_give(
     make_engine, make_layout, shape, filled, name, interleaved, draw_q, expected
 ):
@@ -88,7 +90,7 @@ def test_every_index_format(make_engine, make_layout, shape, filled, form, suffi
 
 
 @pytest.mark.parametrize("index_cache_bytes", [0, 1 << 20])
-@pytest.mark.parametrize("page_cache_bytes", [0, 40960, 1 << 20])
+@pytest.mark.parametrize("page_cache_bytes", [0, 40960, pytest.param(1 << 20, marks=pytest.mark.full)])
 def test_memory_decides_what_is_read_not_what_comes_out(
     make_engine, make_layout, shape, filled, index_cache_bytes, page_cache_bytes, draw_q, expected
 ):  # fmt: skip
@@ -140,6 +142,7 @@ def test_several_tokens(make_engine, make_store, make_layout, shape, filled, mon
     assert_near(*outs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "lengths", [(138, 70), pytest.param((138, 100, 70, 9), marks=pytest.mark.full)], ids=["two crops", "four crops"]
 )

@@ -117,6 +117,7 @@ def test_likely_experts_of_the_next_layer_are_read_ahead(mixture, prompts, plain
     assert found[True].expert_misses < found[False].expert_misses
 
 
+@pytest.mark.full
 def test_guesses_that_were_wrong_are_withdrawn(mixture, prompts, plain, monkeypatch, expert_buffer, policy):
     """The next layer's router is asked early, and names the wrong ones: only time is lost."""
     folder, model = mixture("mixtral")
