@@ -1,13 +1,15 @@
 """The delta against a plain comparison in NumPy, for the model and the host's compiled pass alike."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from nearflash.abi.delta import longest_delta_bytes
+from nearflash.abi.crc import crc32c
+from nearflash.abi.delta import DeltaHeader, longest_delta_bytes, tile_bytes
 from nearflash.abi.errors import StreamError
-from nearflash.abi.topk import HEADER_BYTES, ValueFormat
+from nearflash.abi.topk import HEADER_BYTES, StreamFault, ValueFormat, tile_crc_prefix
 from nearflash.device.backends.host import delta as host
 from nearflash.model.gradients.delta import apply_delta, changes_of, delta_of, merge_deltas
 
@@ -85,6 +87,57 @@ def test_a_damaged_delta_is_refused(at):
             changes_of(wrong.tobytes())
         with pytest.raises(StreamError, match="a delta must be as its header"):
             host.changes_of(wrong.copy())
+
+
+def reseal(delta):
+    """Make the first tile's checksum, and the header's, those of what it holds by now."""
+    heads, at, header = [], HEADER_BYTES, DeltaHeader.unpack(delta[:HEADER_BYTES].tobytes(), delta.size)
+    for tile in range(-(-header.params // 4096)):
+        count, flags = delta[at : at + 4].view("<u2").tolist()
+        end = at + tile_bytes(min(count, 4096), 2, dense=bool(flags))
+        prefix = tile_crc_prefix(tile, delta[at : at + 8].tobytes())
+        delta[at + 4 : at + 8] = np.frombuffer(
+            crc32c(prefix + delta[at + 8 : end].tobytes()).to_bytes(4, "little"), np.uint8
+        )
+        heads.append(delta[at : at + 8].tobytes())
+        at = end
+    sealed = replace(header, tiles_crc32c=crc32c(b"".join(heads)))
+    delta[:HEADER_BYTES] = np.frombuffer(sealed.pack(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "fault"),
+    [
+        (HEADER_BYTES, 5000, StreamFault.COUNT),
+        (HEADER_BYTES + 2, 1, StreamFault.COUNT),
+        (HEADER_BYTES + 2, 2, StreamFault.COUNT),
+        (HEADER_BYTES, 3000, StreamFault.LENGTH),
+        (HEADER_BYTES + 8, 4095, StreamFault.ORDER),
+        (-16, 905, StreamFault.RANGE),
+    ],
+)
+def test_each_fault_has_its_name(at, value, fault):
+    old = np.zeros(4096 + 904, np.uint16)
+    new = old.copy()
+    new[[3, 90, 4000, 4096 + 903]] = 9
+    delta = host.delta_of(old, new, ValueFormat.BF16)
+    delta[at:][:2].view("<u2")[0] = value
+    if fault in (StreamFault.ORDER, StreamFault.RANGE):
+        reseal(delta)
+    for read in (host.changes_of, lambda given: changes_of(given.tobytes())):
+        with pytest.raises(StreamError) as found:
+            read(delta.copy())
+        assert found.value.fault == fault
+
+
+def test_more_words_than_the_header_states_are_refused():
+    """Nothing is written past the room for the stated ones."""
+    new = np.arange(4096, dtype=np.uint16)
+    delta = host.delta_of(np.zeros_like(new), new, ValueFormat.BF16)
+    stated = replace(DeltaHeader.unpack(delta[:HEADER_BYTES].tobytes(), delta.size), words=7)
+    delta[:HEADER_BYTES] = np.frombuffer(stated.pack(), np.uint8)
+    with pytest.raises(StreamError, match="4096 words in"):
+        host.changes_of(delta)
 
 
 def test_tiles_of_another_delta_are_refused():

@@ -1,4 +1,5 @@
-// Compare old words with new ones, and write what changed, tile by tile (nearflash.abi.delta). Called by delta.py.
+// Compare old words with new ones and write what changed, tile by tile (nearflash.abi.delta), and read it again. Called
+// by delta.py.
 
 #include "crc32c.hpp"
 
@@ -31,6 +32,11 @@ template <class T> int find_changes(const T *old, const T *now, int params, uint
     return count;
 }
 
+uint32_t crc_of_tile(int64_t tile, uint64_t head, const uint8_t *sections, int64_t bytes) {
+    const uint32_t before = InstructionStep::step(~0u, uint64_t(tile) | head << 32);
+    return Checksum<InstructionStep>::of(sections, bytes, before);
+}
+
 template <class T> int64_t write_delta(const T *old, const T *now, int64_t params, uint8_t *out, int64_t *words) {
     uint8_t *at = out;
     *words = 0;
@@ -51,18 +57,89 @@ template <class T> int64_t write_delta(const T *old, const T *now, int64_t param
             for (int i = 0; i < changed; i++, at += sizeof(T)) std::memcpy(at, now + first + local[i], sizeof(T));
         }
         at = pad(at, start);
-        const uint32_t before = InstructionStep::step(~0u, uint64_t(tile) | head << 32);
-        const uint64_t crc = Checksum<InstructionStep>::of(start + 8, at - start - 8, before);
-        const uint64_t word = head | crc << 32;
+        const uint64_t word = head | uint64_t(crc_of_tile(tile, head, start + 8, at - start - 8)) << 32;
         std::memcpy(start, &word, 8);
         *words += dense ? size : changed;
     }
     return at - out;
 }
 
+enum Fault : int64_t { NONE, LENGTH = 2, COUNT, CHECKSUM, ORDER, RANGE };  // nearflash.abi.topk.StreamFault
+
+// Where a delta's tiles end, or the first fault is: its tile, and of this the count and the flags, or the last index.
+struct Walk {
+    int64_t fault, tile, count, detail, at, words;
+    uint32_t heads_crc;
+};
+
+// `count` ascending 16-bit indices below `params`: the fault, with the last one as its detail.
+Fault check_indices(const uint8_t *at, int64_t count, int64_t params, int64_t &last) {
+    bool ascend = true;
+    last = -1;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = load<uint16_t>(at + 2 * i);
+        ascend &= index > last;
+        last = index;
+    }
+    return !ascend ? ORDER : last >= params ? RANGE : NONE;
+}
+
+// Check the tiles of `params` words of T from `at` on, and call visit(first, count, indices, values) for each one:
+// indices are null where it is dense.
+template <class T, class Visit>
+Walk walk_tiles(const uint8_t *delta, int64_t at, int64_t size, int64_t params, Visit visit) {
+    Walk walk{NONE, 0, 0, 0, at, 0, ~0u};
+    const auto stop = [&](Fault fault) { return walk.fault = fault, walk; };
+    for (int64_t first = 0; first < params; first += TILE, walk.tile++) {
+        const int64_t here = params - first < TILE ? params - first : TILE;
+        if (walk.at + 8 > size) return stop(LENGTH);
+        const uint64_t head = load<uint64_t>(delta + walk.at);
+        walk.count = head & 0xFFFF, walk.detail = head >> 16 & 0xFFFF;
+        const bool dense = walk.detail;
+        if (walk.count > here || walk.detail > 1 || (dense && walk.count != here)) return stop(COUNT);
+        const uint8_t *const indices = delta + walk.at + 8;
+        const int64_t index_bytes = dense ? 0 : (2 * walk.count + 7) / 8 * 8;
+        const int64_t bytes = index_bytes + (int64_t(sizeof(T)) * walk.count + 7) / 8 * 8;
+        if (bytes > size - walk.at - 8) return stop(LENGTH);
+        if (crc_of_tile(walk.tile, head & 0xFFFFFFFF, indices, bytes) != head >> 32) return stop(CHECKSUM);
+        if (!dense)
+            if (const Fault fault = check_indices(indices, walk.count, here, walk.detail)) return stop(fault);
+        visit(first, walk.count, dense ? nullptr : indices, indices + index_bytes);
+        walk.heads_crc = InstructionStep::step(walk.heads_crc, head);
+        walk.words += walk.count;
+        walk.at += 8 + bytes;
+    }
+    walk.heads_crc = ~walk.heads_crc;
+    return walk;
+}
+
+// Indices and words of the first `room` changes.
+template <class T>
+Walk read_changes(const uint8_t *delta, int64_t at, int64_t size, int64_t params, int64_t room, int64_t *indices,
+                  T *words) {
+    int64_t found = 0;
+    const auto take = [&](int64_t first, int64_t count, const uint8_t *local, const uint8_t *values) {
+        const int64_t taken = count < room - found ? count : room - found;
+        for (int64_t i = 0; i < taken; i++) indices[found + i] = first + (local ? load<uint16_t>(local + 2 * i) : i);
+        std::memcpy(words + found, values, taken * sizeof(T));
+        found += taken;
+    };
+    return walk_tiles<T>(delta, at, size, params, take);
+}
+
 }  // namespace
 
 extern "C" {
+
+// The changes of a delta whose tiles begin at `at`: room for those that its header states.
+void read_changes16(const uint8_t *delta, int64_t at, int64_t size, int64_t params, int64_t room, int64_t *indices,
+                    uint16_t *words, Walk *walk) {
+    *walk = read_changes(delta, at, size, params, room, indices, words);
+}
+void read_changes32(const uint8_t *delta, int64_t at, int64_t size, int64_t params, int64_t room, int64_t *indices,
+                    uint32_t *words, Walk *walk) {
+    *walk = read_changes(delta, at, size, params, room, indices, words);
+}
 
 // Bytes of the tiles that are written to `out`, which has room for all of them dense; `words` gets the values' number.
 int64_t write_delta16(const uint16_t *old, const uint16_t *now, int64_t params, uint8_t *out, int64_t *words) {

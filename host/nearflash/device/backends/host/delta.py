@@ -1,4 +1,4 @@
-"""Delta of a step, found and written by a compiled pass, read and merged by NumPy.
+"""Delta of a step, found, written and read by compiled passes, merged by NumPy.
 
 Format and faults: nearflash.abi.delta. Equals nearflash.model.gradients.delta.
 """
@@ -13,17 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.delta import DENSE, DeltaHeader, delta_error, longest_delta_bytes
-from nearflash.abi.topk import (
-    HEADER_BYTES,
-    TILE_PARAMS,
-    WORD_BYTES,
-    StreamFault,
-    ValueFormat,
-    pad_bytes,
-    tile_crc_prefix,
-)
-from nearflash.device.backends.host.topk import find_crc32c
+from nearflash.abi.delta import DeltaHeader, delta_error, longest_delta_bytes
+from nearflash.abi.topk import HEADER_BYTES, TILE_PARAMS, WORD_BYTES, StreamFault, ValueFormat
 from nearflash.support.native import find_address, load_library
 
 __all__ = ["Changes", "changes_of", "delta_of", "merge_changes"]
@@ -35,6 +26,31 @@ class Changes:
 
     indices: NDArray[np.int64]
     words: NDArray[Any]
+
+
+class _Walk(ctypes.Structure):
+    """`Walk` of delta.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("fault", "tile", "count", "detail", "at", "words")),
+        ("heads_crc", ctypes.c_uint32),
+    )
+
+    def check(self, header: DeltaHeader) -> None:
+        """Raise StreamError unless all tiles are there, and are those of the header."""
+        fault, params = StreamFault(self.fault), min(TILE_PARAMS, header.params - self.tile * TILE_PARAMS)
+        where = "before" if self.at + WORD_BYTES > header.size_bytes else "within"
+        details = {
+            StreamFault.LENGTH: f"its end {where} tile {self.tile}",
+            StreamFault.COUNT: f"{self.count} words and flags {self.detail} in tile {self.tile}",
+            StreamFault.CHECKSUM: f"another checksum in tile {self.tile}",
+            StreamFault.ORDER: f"indices that do not ascend in tile {self.tile}",
+            StreamFault.RANGE: f"index {self.detail} in tile {self.tile} of {params} parameters",
+        }
+        if fault:
+            raise delta_error(fault, details[fault])
+        if (self.at, self.words, self.heads_crc) != (header.size_bytes, header.words, header.tiles_crc32c):
+            raise delta_error(StreamFault.LENGTH, f"{self.words} words in {self.at} bytes, or tiles of another delta")
 
 
 def delta_of(old: NDArray[Any], new: NDArray[Any], value_format: ValueFormat) -> NDArray[np.uint8]:
@@ -54,35 +70,16 @@ def delta_of(old: NDArray[Any], new: NDArray[Any], value_format: ValueFormat) ->
 
 
 def changes_of(delta: NDArray[np.uint8]) -> Changes:
-    """Read what a delta changes: of dense tiles all words. Raises StreamError."""
+    """Read what a delta, contiguous, changes: of dense tiles all words. Raises StreamError."""
     header = DeltaHeader.unpack(delta[:HEADER_BYTES].tobytes(), delta.size)
     value_bytes = header.value_format.number_format.bytes
-    crc32c = find_crc32c()
-    indices, words, heads = [], [], []
-    text, at, crc = delta.data, HEADER_BYTES, 0
-    for tile, first in enumerate(range(0, header.params, TILE_PARAMS)):
-        params = min(TILE_PARAMS, header.params - first)
-        head = bytes(text[at : at + WORD_BYTES])
-        count, dense, values_at, end = _measure(head, tile, params, at, value_bytes, delta.size)
-        crc = crc32c(text[at + WORD_BYTES : end], crc32c(tile_crc_prefix(tile, head)))
-        if crc != int.from_bytes(head[4:], "little"):
-            raise delta_error(StreamFault.CHECKSUM, f"another checksum in tile {tile}")
-        if count:
-            local = np.arange(count) if dense else delta[at + WORD_BYTES :][: 2 * count].view("<u2").astype(np.int64)
-            if (np.diff(local) <= 0).any():
-                raise delta_error(StreamFault.ORDER, f"indices that do not ascend in tile {tile}")
-            if local[-1] >= params:
-                raise delta_error(StreamFault.RANGE, f"index {local[-1]} in tile {tile} of {params} parameters")
-            indices.append(local + first)
-            words.append(delta[values_at:][: count * value_bytes].view(f"<u{value_bytes}"))
-        heads.append(head)
-        at = end
-    found = sum(map(len, indices))
-    if (at, found, crc32c(b"".join(heads))) != (delta.size, header.words, header.tiles_crc32c):
-        raise delta_error(StreamFault.LENGTH, f"{found} words in {at} bytes, or tiles of another delta")
-    if not indices:
-        return Changes(np.empty(0, np.int64), np.empty(0, f"<u{value_bytes}"))
-    return Changes(np.concatenate(indices), np.concatenate(words))
+    room = min(header.words, delta.size // value_bytes)
+    changes, walk = Changes(np.empty(room, np.int64), np.empty(room, f"<u{value_bytes}")), _Walk()
+    read = _load().read_changes16 if value_bytes == 2 else _load().read_changes32
+    places = find_address(changes.indices), find_address(changes.words)
+    read(find_address(delta), HEADER_BYTES, delta.size, header.params, room, *places, ctypes.byref(walk))
+    walk.check(header)
+    return changes
 
 
 def merge_changes(steps: Sequence[Changes]) -> Changes:
@@ -96,25 +93,13 @@ def merge_changes(steps: Sequence[Changes]) -> Changes:
     return Changes(found, words[::-1][first])
 
 
-def _measure(head: bytes, tile: int, params: int, at: int, value_bytes: int, size: int) -> tuple[int, bool, int, int]:
-    """Count, denseness, and where the values of a tile begin and end. Raises StreamError."""
-    if len(head) < WORD_BYTES:
-        raise delta_error(StreamFault.LENGTH, f"its end before tile {tile}")
-    count, flags = int.from_bytes(head[:2], "little"), int.from_bytes(head[2:4], "little")
-    if count > params or flags > DENSE or (flags and count != params):
-        raise delta_error(StreamFault.COUNT, f"{count} words and flags {flags} in tile {tile}")
-    values_at = at + WORD_BYTES + (0 if flags else pad_bytes(count, 2))
-    end = values_at + pad_bytes(count, value_bytes)
-    if end > size:
-        raise delta_error(StreamFault.LENGTH, f"its end within tile {tile}")
-    return count, bool(flags), values_at, end
-
-
 @cache
 def _load() -> ctypes.CDLL:
     loops = load_library(Path(__file__).with_name("delta.cpp"))
     address, whole = ctypes.c_void_p, ctypes.c_int64
     for function in (loops.write_delta16, loops.write_delta32):
         function.argtypes, function.restype = [address, address, whole, address, address], whole
+    for function in (loops.read_changes16, loops.read_changes32):
+        function.argtypes, function.restype = [address, *[whole] * 4, *[address] * 3], None
     loops.crc_of_heads.argtypes, loops.crc_of_heads.restype = [address, whole, whole], ctypes.c_uint32
     return loops
