@@ -34,6 +34,7 @@ struct update_tiny {
     static constexpr std::int64_t outstanding_bursts = 4;
     static constexpr std::int64_t burst_bytes = 512;
     static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::int64_t delta = 0;
     static constexpr std::uint64_t digest = 0x6d8d65ffe1b7d9bdull;
 };
 struct update_smartssd {
@@ -42,6 +43,7 @@ struct update_smartssd {
     static constexpr std::int64_t outstanding_bursts = 8;
     static constexpr std::int64_t burst_bytes = 4096;
     static constexpr std::int64_t clock_hz = 300000000;
+    static constexpr std::int64_t delta = 0;
     static constexpr std::uint64_t digest = 0xc9432a3552cb612cull;
 };
 struct update_pynq_z2 {
@@ -50,6 +52,7 @@ struct update_pynq_z2 {
     static constexpr std::int64_t outstanding_bursts = 8;
     static constexpr std::int64_t burst_bytes = 128;
     static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::int64_t delta = 0;
     static constexpr std::uint64_t digest = 0xbb7a999e66391785ull;
 };
 struct attend_tiny {

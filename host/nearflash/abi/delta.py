@@ -77,6 +77,11 @@ class DeltaHeader:
         text = _HEADER.pack(MAGIC, VERSION, self.value_format, TILE_BITS, *fields)
         return text + crc32c(text).to_bytes(4, "little")
 
+    @staticmethod
+    def stated_bytes(text: bytes) -> int:
+        """Bytes of the delta that these, its first 32, begin: to fetch what `unpack` then checks."""
+        return int.from_bytes(text[20:24], "little")
+
     @classmethod
     def unpack(cls, text: bytes, size_bytes: int) -> Self:
         """Header of a delta of so many bytes. Raises StreamError for anything else."""

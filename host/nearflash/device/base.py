@@ -82,6 +82,8 @@ class Device(ABC):
 
     QUICK_TO_OPEN: ClassVar[bool] = False
     """Opening builds nothing and touches no board: a list of devices may try it."""
+    HAS_LINK: ClassVar[bool] = True
+    """Buffers are synchronised over a link that is slower than the host's memory: fewer bytes are worth some work."""
     DEFAULT_BUILD: ClassVar[str] = "tiny"
     """Configuration, without its kernel, that a backend's name alone stands for."""
     identity: Identity

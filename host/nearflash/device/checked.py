@@ -60,10 +60,18 @@ def _overlap(one: _Range, other: _Range) -> AddressError:
     )
 
 
-def port_beats(command: Command, port_bytes: int) -> dict[str, int]:
-    """Counters `read_beats` and `write_beats`, as they follow from a command's ranges."""
-    beats = {"read_beats": command.reads(), "write_beats": command.writes()}
-    return {name: sum(-(-size // port_bytes) for _, size in ranges.values()) for name, ranges in beats.items()}
+def port_beats(command: Command, port_bytes: int, delta_bytes: int | None = None) -> dict[str, int]:
+    """Counters `read_beats` and `write_beats`, as they follow from a command's ranges.
+
+    delta_bytes: of the delta that was written in the copy's range, which is for the longest.
+    """
+    sizes = {
+        "read_beats": {name: size for name, (_, size) in command.reads().items()},
+        "write_beats": {name: size for name, (_, size) in command.writes().items()},
+    }
+    if delta_bytes is not None:
+        sizes["write_beats"]["copy"] = delta_bytes
+    return {name: sum(-(-size // port_bytes) for size in each.values()) for name, each in sizes.items()}
 
 
 class CheckedDevice(Device):

@@ -65,6 +65,18 @@ def test_ranges_of_a_dense_step():
     assert step.writes() == {"p": (0x2000, 256), "m": (0x3000, 256), "v": (0x4000, 256), "copy": (0x9000, 128)}
 
 
+def test_a_delta_has_room_for_the_longest_and_is_refused_where_no_build_writes_it():
+    step = command(copy=CopyFormat.BF16, delta=True)
+    assert step.writes()["copy"] == (0x9000, 32 + 8 + 128)
+    step.check(TINY.in_software())
+    with pytest.raises(CommandError, match="delta must be False on update-tiny, which writes whole copies, not True"):
+        step.check(TINY)
+    with pytest.raises(CommandError, match="copy must be FP16 or BF16 for a delta of it, not NONE"):
+        command(delta=True).check(TINY.in_software())
+    with pytest.raises(CommandError, match="a delta must be below 4 GiB, not of 2147483648 parameters; split"):
+        command(copy=CopyFormat.BF16, params=1 << 31, delta=True).check(TINY.in_software())
+
+
 def test_ranges_of_narrow_state_and_a_stream():
     step = command(AdamStep(1e-3, 1, state_format="mx8"), gradient=GradientFormat.TOPK, gradient_bytes=72)
     assert step.reads() == {

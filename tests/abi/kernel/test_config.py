@@ -36,6 +36,13 @@ def test_every_change_of_a_parameter_changes_the_digest() -> None:
     assert len({c.digest64 for c in (base, *changed)}) == 5
 
 
+def test_a_build_without_deltas_has_the_digest_from_before_there_were_any() -> None:
+    """Of the committed bitstream."""
+    base = CONFIGS["update-pynq-z2"]
+    assert base.digest64 == 0xBB7A999E66391785
+    assert replace(base, delta=True).digest64 != base.digest64
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

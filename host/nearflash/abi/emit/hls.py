@@ -31,6 +31,6 @@ def header() -> str:
         for parameter in fields(config):
             value = getattr(config, parameter.name)
             if isinstance(value, int):
-                lines.append(f"    static constexpr std::int64_t {parameter.name} = {value};")
+                lines.append(f"    static constexpr std::int64_t {parameter.name} = {int(value)};")
         lines += [f"    static constexpr std::uint64_t digest = 0x{config.digest64:016x}ull;", "};"]
     return "\n".join([*lines, "}  // namespace nearflash", ""])

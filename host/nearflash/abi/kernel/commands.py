@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Protocol
 
+from nearflash.abi.delta import longest_delta_bytes
 from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat
 from nearflash.abi.kernel.config import KernelConfig, UpdateConfig
@@ -130,6 +131,8 @@ class UpdateCommand:
     """Index of the first parameter in the flat vector: what the dither of bf16 and mx8 state is a function of."""
     gradient_scale: float = 1.0
     """Factor of bf16 gradients, fp32; others come multiplied."""
+    delta: bool = False
+    """Write the delta (nearflash.abi.delta) from the copy of p to that of the new p, in the place of the copy."""
 
     def reads(self) -> dict[str, tuple[int, int]]:
         """Ranges read, by array: (address, bytes)."""
@@ -141,7 +144,8 @@ class UpdateCommand:
         """Ranges written, by array: (address, bytes)."""
         sizes = self._state_bytes()
         if self.copy.number_format:
-            sizes["copy"] = self.params * self.copy.number_format.bytes
+            value_bytes = self.copy.number_format.bytes
+            sizes["copy"] = longest_delta_bytes(self.params, value_bytes) if self.delta else self.params * value_bytes
         return {name: (self.outputs[name], size_bytes) for name, size_bytes in sizes.items()}
 
     def _state_bytes(self) -> dict[str, int]:
@@ -161,6 +165,7 @@ class UpdateCommand:
                 raise CommandError(f"{name} must be {' or '.join(known)} on {config.full_name}, not {value}")
         if self.gradient_scale != 1.0 and self.gradient is not GradientFormat.BF16:
             raise CommandError(f"gradient_scale must be 1 but for bf16 gradients, not {self.gradient_scale!r}")
+        self._check_delta(config)
         self._check_counts()
         self._check_names("inputs", set(self.inputs), {"g", "p", *self.rule.arrays})
         copy = {"copy"} if self.copy else set()
@@ -184,6 +189,16 @@ class UpdateCommand:
                 raise CommandError(
                     f"{name} must be a multiple of {block} in state format {self.rule.state_format}, not {value!r}"
                 )
+
+    def _check_delta(self, config: UpdateConfig) -> None:
+        if not self.delta:
+            return
+        if not config.delta:
+            raise CommandError(f"delta must be False on {config.full_name}, which writes whole copies, not True")
+        if self.copy.number_format is None:
+            raise CommandError("copy must be FP16 or BF16 for a delta of it, not NONE")
+        if longest_delta_bytes(self.params, self.copy.number_format.bytes) >= 1 << 32:
+            raise CommandError(f"a delta must be below 4 GiB, not of {self.params} parameters; split the range")
 
     @staticmethod
     def _check_names(what: str, given: set[str], needed: set[str]) -> None:

@@ -70,6 +70,9 @@ class KernelConfig:
         registers = [[r.name, r.offset, r.width_bits, str(r.access), [[f.name, f.lsb, f.width] for f in r.fields]]
                      for r in REGISTER_MAPS[self.kernel]]  # fmt: skip
         parameters = asdict(self)  # type: ignore[call-overload]
+        # What came later changes no digest of a build without it: bitstreams that exist stay known.
+        if not parameters.get("delta", True):
+            del parameters["delta"]
         text = json.dumps({"abi": ABI_VERSION, "config": parameters, "registers": registers}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -104,6 +107,8 @@ class UpdateConfig(KernelConfig):
     """Formats of m and v that the kernel reads and writes."""
     gradients: tuple[str, ...] = ("fp32",)
     """Formats of gradients that it reads."""
+    delta: bool = False
+    """Whether it can write what a step changes in the place of the low-precision copy (nearflash.abi.delta)."""
     kernel: str = "update"
 
     def __post_init__(self) -> None:
@@ -129,7 +134,8 @@ class UpdateConfig(KernelConfig):
 
     def in_software(self) -> "UpdateConfig":
         """Widen the build to what a device in software computes: every rule and every format, at the build's ports."""
-        return replace(self, optimizers=OPTIMIZERS, state_formats=_STATE_FORMATS, gradients=SOFTWARE_GRADIENTS)
+        return replace(self, optimizers=OPTIMIZERS, state_formats=_STATE_FORMATS, gradients=SOFTWARE_GRADIENTS,
+                       delta=True)  # fmt: skip
 
 
 @dataclass(frozen=True)

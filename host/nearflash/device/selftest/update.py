@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.abi.delta import DeltaHeader
 from nearflash.abi.errors import CommandError
 from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.kernel.config import UpdateConfig
@@ -54,13 +55,16 @@ class UpdateVector:
     """Share of the gradients that come, in a Top-K stream of fp16 values; None: all, dense."""
     first_param: int = 0
     """Place of the first parameter in the flat vector."""
+    delta: bool = False
+    """What changes, in the place of the copy."""
 
     def __str__(self) -> str:
         """Profile, optimizer, copy, gradients, state format."""
         gradients = "" if self.density is None else f" topk:{self.density:g}"
         narrow = self.rule.state_format is not StateFormat.FP32
         state = f" {self.rule.state_format}" if narrow else ""
-        return f"{self.rule.profile:<12}{self.optimizer:<9}{self.copy.name}{gradients}{state}"
+        delta = " delta" if self.delta else ""
+        return f"{self.rule.profile:<12}{self.optimizer:<9}{self.copy.name}{delta}{gradients}{state}"
 
     @property
     def optimizer(self) -> str:
@@ -128,12 +132,15 @@ def run_update(
             GradientFormat.TOPK if topk else GradientFormat.FP32,
             arrays["g"].nbytes if topk else 0,
             case.first_param,
+            delta=case.delta,
         )
         counters = device.run(command).counters
         results = {}
         for name, (_, size_bytes) in command.writes().items():
             outputs[name].sync_from_device(0, size_bytes)
             results[name] = outputs[name].host[:size_bytes].tobytes()
+        if case.delta:  # as long as its header states
+            results["copy"] = results["copy"][: DeltaHeader.stated_bytes(results["copy"])]
         return results, counters
     finally:
         for buffer in buffers.values():
@@ -144,7 +151,11 @@ def differing_words(actual: Mapping[str, bytes], expected: Mapping[str, bytes]) 
     """Elements in the results of two `run_update`, and how many of them differ."""
     words = mismatches = 0
     for name, data in actual.items():
-        dtype = f"<u{max(1, 4 * len(data) // len(actual['p']))}"
+        if len(data) != len(expected[name]):  # a delta: none of it is right
+            words, mismatches = words + len(data), mismatches + len(data)
+            continue
+        width = 4 * len(data) / len(actual["p"])
+        dtype = f"<u{int(width) if width in (2, 4) else 1}"
         differs = np.frombuffer(data, dtype) != np.frombuffer(expected[name], dtype)
         words, mismatches = words + differs.size, mismatches + int(np.count_nonzero(differs))
     return words, mismatches
@@ -170,6 +181,10 @@ def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Compa
             yield _compare(device, model, UpdateVector(other, params, CopyFormat.BF16), random_state(rng, params))
         build = getattr(device, "build", device.identity.config)
         if isinstance(build, UpdateConfig):
+            if build.delta:
+                for copy in (CopyFormat.BF16, CopyFormat.FP16):
+                    case = UpdateVector(replace(adam, lr=1e-5), params, copy, in_place=True, delta=True)
+                    yield _compare(device, model, case, random_state(rng, params))
             densities = (None, 0.2) if "topk" in build.gradients else (None,)
             if len(densities) > 1:
                 case = UpdateVector(adam, params, CopyFormat.BF16, density=0.2)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from nearflash.abi.delta import DeltaHeader
 from nearflash.abi.errors import CommandError, StreamError, WaitTimeoutError
 from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.optimizers import AdamStep, SgdStep
@@ -14,6 +15,7 @@ from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device
 from nearflash.device.backends.host import update
 from nearflash.device.backends.host.bf16 import bf16_values
+from nearflash.device.backends.host.delta import apply_delta, changes_of, round_words
 from nearflash.device.backends.host.topk import pack
 from nearflash.device.backends.host.update import THREADS, HostDevice
 from nearflash.device.backends.host.vector.lane import VectorLane
@@ -185,3 +187,63 @@ def test_boards_refuse_bf16_gradients_and_others_a_factor(host):
         replace(command, gradient=GradientFormat.BF16).check(host.identity.config)
     with pytest.raises(CommandError, match="gradient_scale must be 1 but for bf16 gradients, not 2"):
         replace(command, gradient_scale=2.0).check(host.build)
+
+
+def random_inputs(command, memory, scale):
+    """Weights, and gradients of which many are zero; moments are zero."""
+    rng = np.random.default_rng(command.params)
+    view = memory.view(*command.reads()["p"]).view("<f4")
+    view[:] = rng.standard_normal(view.size) * scale
+    view[::97] = [0.0, -0.0, np.inf, np.nan][command.params % 4]
+    gradients = memory.view(*command.reads()["g"]).view("<f4")
+    gradients[:] = rng.standard_normal(view.size) * (rng.random(view.size) < 0.3)
+
+
+@pytest.mark.parametrize("copy", [CopyFormat.FP16, CopyFormat.BF16])
+@pytest.mark.parametrize("lr", [1e-5, 1e-2])
+@pytest.mark.parametrize("params", [1, 4096, 4099, 20_001])
+def test_a_delta_is_what_changes_in_the_copy(monkeypatch, copy, lr, params):
+    """By blocks on several threads, in place; equal to the model's bytes, and from the old copy to the new one."""
+    monkeypatch.setattr(VectorLane, "BLOCK_PARAMS", 8192)
+    results = []
+    for name, delta in (("host", True), ("model", True), ("host", False)):
+        with open_device(f"{name}:update-smartssd") as device:
+            command = in_place(device, params)
+            command = replace(command, rule=AdamStep(lr, 1), copy=copy, delta=delta, first_param=1024)
+            target = device.allocate(4 * params + 64).address
+            command = replace(command, outputs=command.outputs | {"copy": target})
+            random_inputs(command, device.memory, 0.02)
+            old = round_words(device.memory.view(*command.reads()["p"]).view("<f4"), copy)
+            counters = device.run(command).counters
+            results.append((device.memory.view(*command.writes()["copy"]).copy(), counters))
+    (mine, counted), (model, model_counted), (new, _) = results
+    size = DeltaHeader.stated_bytes(mine[:32].tobytes())
+    np.testing.assert_array_equal(mine[:size], model[:size])
+    assert counted == model_counted
+    changes = changes_of(mine[:size])
+    new = new.view("<u2")
+    assert set(np.flatnonzero(old != new)) <= set(changes.indices.tolist())
+    if lr == 1e-5 and params > 1:
+        assert size < new.nbytes and changes.indices.size == np.count_nonzero(old != new)
+    # In three pieces, and without a word between two of them.
+    cuts = [0, params // 3, min(params, params // 3 + 1), max(params // 3 + 1, 2 * params // 3), params]
+    spans = [(cuts[0], cuts[1]), (cuts[2], cuts[3]), (cuts[3], cuts[4])]
+    gap = old[params // 3]
+    apply_delta(mine[:size], [(a, old[a:].ctypes.data, b - a) for a, b in spans if a < b])
+    new[params // 3] = gap
+    np.testing.assert_array_equal(old, new)
+
+
+def test_a_delta_for_other_words_is_refused():
+    with HostDevice.open("update-tiny") as host:
+        command = replace(in_place(host, 64), copy=CopyFormat.BF16, delta=True)
+        command = replace(command, outputs=command.outputs | {"copy": host.allocate(256).address})
+        host.run(command)
+        delta = host.memory.view(*command.writes()["copy"])
+        delta = delta[: DeltaHeader.stated_bytes(delta[:32].tobytes())]
+        words = np.zeros(65, np.uint16)
+        with pytest.raises(StreamError, match="not with 64 parameters in BF16"):
+            apply_delta(delta, [(0, words.ctypes.data, 65)])
+        damaged = np.append(delta[:-1], delta[-1] ^ 1)
+        with pytest.raises(StreamError, match="a delta must be as its header and checksums state"):
+            apply_delta(damaged, [(0, words.ctypes.data, 64)])

@@ -1,33 +1,65 @@
 // Compare old words with new ones and write what changed, tile by tile (nearflash.abi.delta), and read it again. Called
 // by delta.py.
 
+#include <algorithm>
+
 #include "crc32c.hpp"
 
 using namespace nearflash;
 
+// `count` words of a tensor, from parameter `first` of a delta on.
+struct Piece {
+    int64_t first;
+    uint16_t *words;
+    int64_t count;
+};
+
 namespace {
 
-constexpr int TILE = 4096, GROUP = 32;
+constexpr int TILE = 4096, GROUP = 32, DENSE_ABOVE = 4;
 
 uint8_t *pad(uint8_t *at, const uint8_t *section) {
     while ((at - section) % 8) *at++ = 0;
     return at;
 }
 
-// Local indices of the words that differ, ascending; most groups of a step's words have none.
+// Which of a group's words differ, one bit each.
+template <class T> inline uint32_t find_differing(const T *old, const T *now, int size) {
+    uint32_t mask = 0;
+    for (int i = 0; i < size; i++) mask |= uint32_t(old[i] != now[i]) << i;
+    return mask;
+}
+
+#if defined(__AVX2__)
+inline __m256i same_words(const uint16_t *old, const uint16_t *now) {
+    return _mm256_cmpeq_epi16(load<__m256i>(old), load<__m256i>(now));
+}
+inline uint32_t find_differing(const uint16_t *old, const uint16_t *now) {
+    const __m256i packed = _mm256_packs_epi16(same_words(old, now), same_words(old + 16, now + 16));
+    return ~uint32_t(_mm256_movemask_epi8(_mm256_permute4x64_epi64(packed, 0b11011000)));
+}
+inline uint32_t find_differing(const uint32_t *old, const uint32_t *now) {
+    uint32_t mask = 0;
+    for (int i = 0; i < GROUP; i += 8) {
+        const __m256i same = _mm256_cmpeq_epi32(load<__m256i>(old + i), load<__m256i>(now + i));
+        mask |= (~uint32_t(_mm256_movemask_ps((__m256)same)) & 0xFF) << i;
+    }
+    return mask;
+}
+#else
+template <class T> inline uint32_t find_differing(const T *old, const T *now) {
+    return find_differing(old, now, GROUP);
+}
+#endif
+
+// Local indices of the words that differ, ascending, until there are so many that the tile is dense.
 template <class T> int find_changes(const T *old, const T *now, int params, uint16_t *local) {
     int count = 0;
-    for (int first = 0; first < params; first += GROUP) {
+    for (int first = 0; first < params && count * DENSE_ABOVE <= params; first += GROUP) {
         const int size = params - first < GROUP ? params - first : GROUP;
-        if (size == GROUP) {
-            T any = 0;
-            for (int i = 0; i < GROUP; i++) any |= old[first + i] ^ now[first + i];
-            if (!any) continue;
-        }
-        for (int i = first; i < first + size; i++) {
-            local[count] = uint16_t(i);
-            count += old[i] != now[i];
-        }
+        uint32_t mask = size == GROUP ? find_differing(old + first, now + first)
+                                      : find_differing(old + first, now + first, size);
+        for (; mask; mask &= mask - 1) local[count++] = uint16_t(first + __builtin_ctz(mask));
     }
     return count;
 }
@@ -37,14 +69,15 @@ uint32_t crc_of_tile(int64_t tile, uint64_t head, const uint8_t *sections, int64
     return Checksum<InstructionStep>::of(sections, bytes, before);
 }
 
-template <class T> int64_t write_delta(const T *old, const T *now, int64_t params, uint8_t *out, int64_t *words) {
+template <class T>
+int64_t write_delta(const T *old, const T *now, int64_t params, int64_t tile, uint8_t *out, int64_t *words) {
     uint8_t *at = out;
     *words = 0;
-    uint16_t local[TILE + 1];
-    for (int64_t first = 0, tile = 0; first < params; first += TILE, tile++) {
+    uint16_t local[TILE];
+    for (int64_t first = 0; first < params; first += TILE, tile++) {
         const int size = int(params - first < TILE ? params - first : TILE);
         const int changed = find_changes(old + first, now + first, size, local);
-        const bool dense = changed * 4 > size;
+        const bool dense = changed * DENSE_ABOVE > size;
         const uint64_t head = dense ? uint64_t(size) | 1 << 16 : uint64_t(changed);
         uint8_t *const start = at;
         at += 8;
@@ -131,6 +164,30 @@ Walk read_changes(const uint8_t *delta, int64_t at, int64_t size, int64_t params
 
 extern "C" {
 
+// The words of the pieces, ascending and apart, become those after a delta whose tiles begin at `at`, but for those in
+// no piece; where that is faulty they are of no use.
+void apply_delta16(const uint8_t *delta, int64_t at, int64_t size, int64_t params, const Piece *pieces, int64_t count,
+                   Walk *walk) {
+    const Piece *piece = pieces, *const end = pieces + count;
+    const auto put_dense = [&](int64_t first, int64_t stop, const uint8_t *values) {
+        for (const Piece *here = piece; here < end && here->first < stop; here++) {
+            const int64_t from = std::max(first, here->first), to = std::min(stop, here->first + here->count);
+            if (from < to) std::memcpy(here->words + from - here->first, values + 2 * (from - first), 2 * (to - from));
+        }
+    };
+    const auto put = [&](int64_t first, int64_t changed, const uint8_t *local, const uint8_t *values) {
+        while (piece < end && piece->first + piece->count <= first) piece++;
+        if (!local) return put_dense(first, first + changed, values);
+        const Piece *here = piece;
+        for (int64_t i = 0; i < changed; i++) {
+            const int64_t index = first + load<uint16_t>(local + 2 * i);
+            while (here < end && here->first + here->count <= index) here++;
+            if (here < end && index >= here->first) here->words[index - here->first] = load<uint16_t>(values + 2 * i);
+        }
+    };
+    *walk = walk_tiles<uint16_t>(delta, at, size, params, put);
+}
+
 // The changes of a delta whose tiles begin at `at`: room for those that its header states.
 void read_changes16(const uint8_t *delta, int64_t at, int64_t size, int64_t params, int64_t room, int64_t *indices,
                     uint16_t *words, Walk *walk) {
@@ -141,12 +198,23 @@ void read_changes32(const uint8_t *delta, int64_t at, int64_t size, int64_t para
     *walk = read_changes(delta, at, size, params, room, indices, words);
 }
 
-// Bytes of the tiles that are written to `out`, which has room for all of them dense; `words` gets the values' number.
-int64_t write_delta16(const uint16_t *old, const uint16_t *now, int64_t params, uint8_t *out, int64_t *words) {
-    return write_delta(old, now, params, out, words);
+// Bytes of the tiles, the first with number `tile`, that are written to `out`, which has room for all of them dense;
+// `words` gets the values' number.
+int64_t write_delta16(const uint16_t *old, const uint16_t *now, int64_t params, int64_t tile, uint8_t *out,
+                      int64_t *words) {
+    return write_delta(old, now, params, tile, out, words);
 }
-int64_t write_delta32(const uint32_t *old, const uint32_t *now, int64_t params, uint8_t *out, int64_t *words) {
-    return write_delta(old, now, params, out, words);
+int64_t write_delta32(const uint32_t *old, const uint32_t *now, int64_t params, int64_t tile, uint8_t *out,
+                      int64_t *words) {
+    return write_delta(old, now, params, tile, out, words);
+}
+
+// Low-precision copies, fp16 or bf16, as update.cpp makes them.
+void round_words(const float *numbers, int64_t params, int32_t is_fp16, uint16_t *out) {
+    const auto round = [&](F32 x) { return is_fp16 ? fp16_patterns(with_one_nan(x)) : bf16_patterns(with_one_nan(x)); };
+    const int64_t whole = params / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES) store(out + i, round(load<F32>(numbers + i)));
+    for (int64_t i = whole; i < params; i++) out[i] = round(splat(numbers[i]))[0];
 }
 
 // CRC32C over the words of all tiles, from the tiles that write_delta wrote.

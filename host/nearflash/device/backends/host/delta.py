@@ -14,10 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.delta import DeltaHeader, delta_error, longest_delta_bytes
+from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.topk import HEADER_BYTES, TILE_PARAMS, WORD_BYTES, StreamFault, ValueFormat
 from nearflash.support.native import find_address, load_library
 
-__all__ = ["Changes", "changes_of", "delta_of", "merge_changes"]
+__all__ = [
+    "Changes",
+    "Tiles",
+    "apply_delta",
+    "changes_of",
+    "delta_of",
+    "merge_changes",
+    "round_words",
+    "tiles_of",
+    "write_delta",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +37,14 @@ class Changes:
 
     indices: NDArray[np.int64]
     words: NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Some tiles of a delta, uint8, and the number of the words in them."""
+
+    tiles: NDArray[np.uint8]
+    words: int
 
 
 class _Walk(ctypes.Structure):
@@ -55,18 +74,56 @@ class _Walk(ctypes.Structure):
 
 def delta_of(old: NDArray[Any], new: NDArray[Any], value_format: ValueFormat) -> NDArray[np.uint8]:
     """The delta from words (n,) to words (n,): contiguous, uint16 or uint32 as the format has them, n at least 1."""
-    value_bytes = value_format.number_format.bytes
+    part = tiles_of(old, new)
+    delta = np.empty(HEADER_BYTES + part.tiles.size, np.uint8)
+    write_delta([part], new.size, value_format, delta)
+    return delta
+
+
+def tiles_of(old: NDArray[Any], new: NDArray[Any], first_tile: int = 0) -> Tiles:
+    """The tiles, from number `first_tile` on, of the delta from words (n,) to words (n,), as in `delta_of`."""
     words = np.zeros(1, np.int64)
     # Pages of it that nothing is written to are none of the machine's memory.
-    memory = np.empty(longest_delta_bytes(new.size, value_bytes), np.uint8)
-    loops = _load()
-    write = loops.write_delta16 if value_bytes == 2 else loops.write_delta32
-    tiles = memory[HEADER_BYTES:]
-    size = write(find_address(old), find_address(new), new.size, find_address(tiles), find_address(words))
-    crc = loops.crc_of_heads(find_address(tiles), -(-new.size // TILE_PARAMS), value_bytes)
-    header = DeltaHeader(value_format, new.size, int(words[0]), HEADER_BYTES + size, crc)
-    memory[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
-    return memory[: HEADER_BYTES + size].copy()
+    memory = np.empty(longest_delta_bytes(new.size, new.itemsize), np.uint8)
+    write = _load().write_delta16 if new.itemsize == 2 else _load().write_delta32
+    places = find_address(old), find_address(new)
+    size = write(*places, new.size, first_tile, find_address(memory), find_address(words))
+    return Tiles(memory[:size], int(words[0]))
+
+
+def write_delta(parts: Sequence[Tiles], params: int, value_format: ValueFormat, out: NDArray[np.uint8]) -> int:
+    """Write the delta of `params` parameters, whose tiles the parts have in order, to where `out` begins; its bytes."""
+    end = HEADER_BYTES
+    for part in parts:
+        out[end : end + part.tiles.size] = part.tiles
+        end += part.tiles.size
+    value_bytes = value_format.number_format.bytes
+    crc = _load().crc_of_heads(find_address(out[HEADER_BYTES:]), -(-params // TILE_PARAMS), value_bytes)
+    header = DeltaHeader(value_format, params, sum(part.words for part in parts), end, crc)
+    out[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
+    return end
+
+
+def round_words(numbers: NDArray[np.float32], copy: CopyFormat) -> NDArray[np.uint16]:
+    """Low-precision copies of numbers (n,), contiguous, as an update makes them."""
+    words = np.empty(numbers.size, np.uint16)
+    _load().round_words(find_address(numbers), numbers.size, copy is CopyFormat.FP16, find_address(words))
+    return words
+
+
+def apply_delta(delta: NDArray[np.uint8], pieces: Sequence[tuple[int, int, int]]) -> None:
+    """Make words of 16 bits those after a delta, contiguous. Raises StreamError, and the words are of no use then.
+
+    pieces: ascending and apart, each the first of its parameters, the address of its words, and their number; what
+    changes in none of them is left out.
+    """
+    header = DeltaHeader.unpack(delta[:HEADER_BYTES].tobytes(), delta.size)
+    if header.value_format.number_format.bytes != 2 or max((f + n for f, _, n in pieces), default=0) > header.params:
+        raise delta_error(StreamFault.HEADER, f"{header.params} parameters in {header.value_format.name}")
+    walk, table = _Walk(), np.array(pieces, np.int64).reshape(-1, 3)
+    places = find_address(table), len(table), ctypes.byref(walk)
+    _load().apply_delta16(find_address(delta), HEADER_BYTES, delta.size, header.params, *places)
+    walk.check(header)
 
 
 def changes_of(delta: NDArray[np.uint8]) -> Changes:
@@ -98,7 +155,9 @@ def _load() -> ctypes.CDLL:
     loops = load_library(Path(__file__).with_name("delta.cpp"))
     address, whole = ctypes.c_void_p, ctypes.c_int64
     for function in (loops.write_delta16, loops.write_delta32):
-        function.argtypes, function.restype = [address, address, whole, address, address], whole
+        function.argtypes, function.restype = [address, address, whole, whole, address, address], whole
+    loops.round_words.argtypes, loops.round_words.restype = [address, whole, ctypes.c_int32, address], None
+    loops.apply_delta16.argtypes, loops.apply_delta16.restype = [address, *[whole] * 3, address, whole, address], None
     for function in (loops.read_changes16, loops.read_changes32):
         function.argtypes, function.restype = [address, *[whole] * 4, *[address] * 3], None
     loops.crc_of_heads.argtypes, loops.crc_of_heads.restype = [address, whole, whole], ctypes.c_uint32

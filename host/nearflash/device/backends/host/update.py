@@ -17,7 +17,9 @@ from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers.state import BLOCK_PARAMS
 from nearflash.abi.python310 import Self
+from nearflash.abi.topk import TILE_PARAMS, ValueFormat
 from nearflash.device.backends.host.bf16 import bf16_values
+from nearflash.device.backends.host.delta import Tiles, round_words, tiles_of, write_delta
 from nearflash.device.backends.host.topk import expand
 from nearflash.device.backends.host.vector.lane import VectorLane
 from nearflash.device.backends.host.vector.state import load_update_loops
@@ -38,6 +40,7 @@ class HostDevice(CheckedDevice):
     """
 
     QUICK_TO_OPEN = True
+    HAS_LINK = False
     DEFAULT_BUILD = "smartssd"
     DEPTH = 16
 
@@ -74,12 +77,13 @@ class HostDevice(CheckedDevice):
             )
         self._jobs.popleft()
         counts = [part.result() for part in job.parts]
+        delta_bytes = job.write_delta() if job.command.delta else None
         return Completion(
             {
                 "params_done": job.command.params,
                 "nonfinite_gradients": sum(nonfinite for nonfinite, _ in counts),
                 "copy_overflows": sum(overflows for _, overflows in counts),
-                **port_beats(job.command, self.identity.config.port_bytes),
+                **port_beats(job.command, self.identity.config.port_bytes, delta_bytes),
             }
         )
 
@@ -101,6 +105,8 @@ class _Job:
         self.parts: list[Future[tuple[int, int]]] = []
         self._memory, self._aborted, self._before = memory, aborted, before
         self._gradient: Future[NDArray[Any]] = Future()
+        self._tiles: dict[int, Tiles] = {}
+        """Of blocks, by their start: what a command for the delta changes."""
         cuts = _cuts(command, VectorLane.BLOCK_PARAMS)
         self.blocks = len(cuts) - 1
         self._left = pairwise(cuts)
@@ -124,9 +130,21 @@ class _Job:
             part = _part(inputs, start, stop)
             if command.gradient is GradientFormat.BF16:
                 part["g"] = _scale(part["g"], command.gradient_scale)
-            counts = lane.step(part, _part(outputs, start, stop), command.first_param + start)
+            target, old = _part(outputs, start, stop), None
+            if command.delta:
+                target["copy"], old = np.empty(stop - start, np.uint16), round_words(part["p"], command.copy)
+            counts = lane.step(part, target, command.first_param + start)
+            if old is not None:
+                self._tiles[start] = tiles_of(old, target["copy"], start // TILE_PARAMS)
             nonfinite, overflows = nonfinite + counts[0], overflows + counts[1]
         return nonfinite, overflows
+
+    def write_delta(self) -> int:
+        """After all parts of a command for it: put the delta together; its bytes."""
+        command = self.command
+        tiles = [tiles for _, tiles in sorted(self._tiles.items())]
+        out = self._memory.view(*command.writes()["copy"])
+        return write_delta(tiles, command.params, ValueFormat[command.copy.name], out)
 
     def _read_gradient(self) -> NDArray[Any]:
         stream = self._memory.view(*self.command.reads()["g"])
@@ -152,8 +170,8 @@ def _scale(patterns: NDArray[np.uint16], scale: float) -> NDArray[np.float32]:
 
 
 def _cuts(command: UpdateCommand, block_params: int) -> list[int]:
-    """Bounds of the command's blocks: at multiples of `block_params` of the flat vector."""
-    first, params = command.first_param, command.params
+    """Bounds of the command's blocks: at multiples of `block_params` of the flat vector, or of the command's delta."""
+    first, params = 0 if command.delta else command.first_param, command.params  # a delta's tiles begin with it
     return [0, *range(block_params - first % block_params, params, block_params), params]
 
 

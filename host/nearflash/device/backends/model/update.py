@@ -10,12 +10,14 @@ from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers import StateFormat
 from nearflash.abi.python310 import Self
+from nearflash.abi.topk import ValueFormat
 from nearflash.device.checked import port_beats
 from nearflash.device.immediate import ImmediateDevice
 from nearflash.device.memory import SimulatedMemory
 from nearflash.model.fp.mul import mul
+from nearflash.model.gradients.delta import delta_of
 from nearflash.model.gradients.topk import expand
-from nearflash.model.update.lane import optimizer_step
+from nearflash.model.update.lane import low_precision, optimizer_step
 from nearflash.model.update.state import decode, dither, encode
 
 __all__ = ["ModelDevice"]
@@ -53,18 +55,30 @@ class ModelDevice(ImmediateDevice):
             dithers = dither(role, rule.step, command.first_param, command.params)
             parts = encode(new.state[role], role, rule.state_format, dithers)
             results |= zip((role, f"{role}_scale"), parts, strict=False)
-        for name, span in command.writes().items():
+        delta_bytes = None
+        if command.delta:
+            results["copy"] = delta = _delta(command, arrays["p"].view("<f4"), new.copy)
+            delta_bytes = delta.nbytes
+        for name, (address, _) in command.writes().items():
             result = results[name]
             assert result is not None
-            self.memory.view(*span)[:] = result.view("u1")
+            self.memory.view(address, result.nbytes)[:] = result.view("u1")
         return Completion(
             {
                 "params_done": command.params,
                 "nonfinite_gradients": new.nonfinite_gradients,
                 "copy_overflows": new.copy_overflows,
-                **port_beats(command, self.identity.config.port_bytes),
+                **port_beats(command, self.identity.config.port_bytes, delta_bytes),
             }
         )
+
+
+def _delta(command: UpdateCommand, p: NDArray[np.float32], words: NDArray[np.uint16] | None) -> NDArray[np.uint8]:
+    """What changes from the copy of p to the new one."""
+    assert words is not None, "a command without a copy is refused"
+    old = low_precision(p, command.copy)[0]
+    text = delta_of(old.tolist(), words.tolist(), ValueFormat[command.copy.name])
+    return np.frombuffer(text, np.uint8)
 
 
 def _words(stored: list[NDArray[Any]], state_format: StateFormat) -> list[NDArray[Any]]:
