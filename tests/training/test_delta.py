@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nearflash.abi.errors import CommandError, StateError, StorageFullError
 from nearflash.cli.main import main
@@ -17,8 +18,10 @@ from nearflash.storage import StateStore
 from nearflash.storage.state.delta_log import DeltaLog, log_folder
 from nearflash.storage.state.weight_patch import WeightPatch, apply_patch, publish_patch
 from nearflash.training import NearStorageAdamW
+from nearflash.training.step.transfer import Transfer
 
 ROOM = 1 << 24
+DATA = Path(__file__).parents[1] / "data"
 
 
 def make_weights(dtype=torch.bfloat16):
@@ -97,6 +100,46 @@ def test_one_step_of_bf16_changes_no_more_than_what_differs(tmp_path):
         delta = optimizer.delta(since=0)
     np.testing.assert_array_equal(delta.changes["w0"].indices, np.flatnonzero(before != words_of(weights)[0]))
     assert 0 < delta.words < 4000 and delta.size_bytes < 2 * 4 * delta.words
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("lr", "overlap"), [(1e-6, "step"), (1e-5, "backward"), (1e-4, "step")])
+def test_weights_from_deltas_are_those_of_whole_copies(tmp_path, monkeypatch, dtype, lr, overlap):
+    """50 steps; the device sends what changes, and where it cannot, the copy: the same weights, the same deltas."""
+    runs, up, merged = [], [], []
+    for writes in (True, False):
+        monkeypatch.setattr(Transfer, "writes_delta", writes)
+        weights = [
+            torch.nn.Parameter((torch.randn(n, generator=torch.manual_seed(n)) * 0.1).to(dtype)) for n in (9000, 70)
+        ]
+        runs.append([])
+        options = {"lr": lr, "overlap": overlap, "max_grad_norm": 1.0, "extent_params": 4096}
+        with open_optimizer(tmp_path / str(writes), weights, **options) as optimizer:
+            train(optimizer, weights, 50, runs[-1])
+            up.append(optimizer.report.traffic.from_device_bytes)
+            merged.append(optimizer.delta(since=10).changes)
+    for mine, theirs in zip(*runs, strict=True):
+        assert_same(mine, theirs)
+    for name, changes in merged[0].items():
+        assert_same([changes.indices, changes.words], [merged[1][name].indices, merged[1][name].words])
+    assert up[0] <= up[1] * (1.03 if lr > 1e-5 else 0.3 if dtype is torch.bfloat16 else 1.03)
+
+
+def test_a_model_takes_less_than_half_a_copy_back(tmp_path):
+    """Link bytes a parameter at learning rate 1e-5: 2 down, the bf16 gradients, and what changes up."""
+    model = AutoModelForCausalLM.from_pretrained(DATA / "doclm-7m", dtype=torch.bfloat16)
+    tokens = AutoTokenizer.from_pretrained(DATA / "doclm-7m")((DATA / "finetune.txt").read_text())["input_ids"]
+    options = {"lr": 1e-5, "state_format": "mx8", "max_grad_norm": 1.0, "extent_params": None}
+    with open_optimizer(tmp_path / "state", list(model.parameters()), **options) as optimizer:
+        traffic, params = optimizer.report.traffic, sum(weight.numel() for weight in model.parameters())
+        for step in range(3):
+            before = traffic.host_link_bytes, traffic.from_device_bytes
+            ids = torch.tensor([tokens[64 * step :][:64]])
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            both, up = traffic.host_link_bytes - before[0], traffic.from_device_bytes - before[1]
+            assert 2.0 <= both / params <= 2.2 and up / params <= 0.2
 
 
 def test_another_process_resumes_and_the_chain_goes_on(tmp_path):

@@ -5,6 +5,7 @@
     nearflash-host-overlap   the same, updates begin while backward runs
     nearflash-host-resident  as nearflash-host, 1 GiB of state kept in memory between steps
     nearflash-host-mx8       as nearflash-host, moments in 8 bits
+    nearflash-host-delta     as nearflash-host-mx8, learning rate 1e-5, the device sends what changes
     nearflash-host-topk      as nearflash-host, 1 % of the gradient a step, with error feedback
     nearflash-host-all       overlap, and all of the state kept in memory between steps (2 GiB): only written
 
@@ -34,6 +35,9 @@ What is begun during backward is done again in a step that clips."""
 RATIO = 0.01
 """Of the gradient, with Top-K."""
 
+DELTA_BYTES = 1 << 30
+DELTA_LR = 1e-5
+"""As of RL post-training: of weights at higher rates a step changes more."""
 RESIDENT_BYTES = 1 << 30
 WHOLE_BYTES = 2 << 30
 """More than the state, and with it less memory than DeepSpeed takes."""
@@ -72,7 +76,7 @@ class NearStorage:
     def __init__(self, size: str, folder: Path, **options: Any) -> None:
         self._size, self.model = size, model(size)
         self.optimizer = NearStorageAdamW(
-            self.model.parameters(), path=folder, param_dtype="bf16", max_grad_norm=MAX_NORM, **SCALARS, **options
+            self.model.parameters(), path=folder, param_dtype="bf16", max_grad_norm=MAX_NORM, **{**SCALARS, **options}
         )
 
     @property
@@ -117,6 +121,7 @@ CASES: dict[str, Callable[[str, Path], AbstractContextManager[MeasuredRun]]] = {
     "nearflash-host-overlap": _near_storage(overlap="backward"),
     "nearflash-host-resident": _near_storage(resident_bytes=RESIDENT_BYTES),
     "nearflash-host-mx8": _near_storage(state_format="mx8"),
+    "nearflash-host-delta": _near_storage(state_format="mx8", delta_bytes=DELTA_BYTES, lr=DELTA_LR),
     "nearflash-host-topk": _near_storage(compression=TopK(RATIO)),
     "nearflash-host-all": _near_storage(overlap="backward", resident_bytes=WHOLE_BYTES),
 }

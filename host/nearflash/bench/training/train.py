@@ -5,6 +5,7 @@
     nearflash-host-overlap   updates begin while backward runs: its optimizer seconds are what is left after it
     nearflash-host-resident  1 GiB of the state stays in memory between steps
     nearflash-host-mx8       moments in 8 bits
+    nearflash-host-delta     the same at learning rate 1e-5; which bf16 weights changed comes back, not all of them
     nearflash-host-topk      1 % of the gradient, error feedback
     nearflash-host-all       overlap, and all of the state stays in memory between steps (2 GiB): it is only written
     torch-memory             fp32 masters and moments in memory, torch's fused AdamW
@@ -38,7 +39,8 @@ __all__ = ["run"]
 
 DEEPSPEED, OURS, BEST = "deepspeed-nvme", "nearflash-host", "nearflash-host-all"
 CASES = (
-    DEEPSPEED, OURS, *(f"{OURS}-{way}" for way in ("overlap", "resident", "mx8", "topk", "all")), "torch-memory"
+    DEEPSPEED, OURS, *(f"{OURS}-{way}" for way in ("overlap", "resident", "mx8", "delta", "topk", "all")),
+    "torch-memory",
 )  # fmt: skip
 SIZES = {"smollm2-135m": 135_000_000, "tiny": 16_000_000}
 """Shapes, with their parameters rounded up."""
@@ -183,6 +185,7 @@ def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "disk_roofline_fraction_in_cache": rows.get("disk", {}).get("roofline_fraction_in_cache"),
         "speedup_optimizer_by_case": {case: ratio(DEEPSPEED, case) for case in ours},
         "speedup_step_by_case": {case: ratio(DEEPSPEED, case, "step_seconds") for case in ours},
+        "link_bytes_per_param_by_case": {case: rows[case]["link_bytes_per_param"] for case in ours},
         "optimizer_seconds_over_memory": ratio(OURS, "torch-memory"),
         "of": "medians of one run; disk_roofline_fraction is roofline_fraction of the case disk",
     }

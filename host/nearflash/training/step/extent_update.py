@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.support.timeline import Timeline
@@ -64,14 +65,32 @@ class ExtentUpdate:
             if self._compressor is not None:
                 with span("compress", params=params):
                     stream = self._compressor.compress(run.start, gradients, self._step)
-            with span("update", params=params):
-                new = transfer.update(slot, run, stream, bf16=bf16)
-            with span("stage", params=params):
-                self._flat.stage(run.start, run.stop, new, run.copy, compare=self._compare)
+            self._update(transfer, slot, run, stream, bf16=bf16)
         if self._compressor is not None:
             left_out = self._compressor.after(extent.start, extent.params, [run.start for run in runs])
             for name, values in left_out.items():
                 slot.host[name][: values.nbytes] = values.view(np.uint8)
+
+    def _update(
+        self,
+        transfer: Transfer,
+        slot: Slot,
+        run: ParameterRun,
+        stream: NDArray[np.uint8] | None = None,
+        *,
+        bf16: bool = False,
+    ) -> None:
+        """Update a run and stage it: low-precision tensors from what changes, where this saves bytes or is kept."""
+        span, flat, params = self._timeline.span, self._flat, run.stop - run.start
+        worth = transfer.writes_delta and (self._compare or transfer.device.HAS_LINK)
+        delta = worth and bool(run.copy) and flat.is_plain(run.start, run.stop)
+        with span("update", params=params):
+            new = transfer.update(slot, run, stream, bf16=bf16, delta=delta)
+        with span("stage", params=params):
+            if delta:
+                flat.stage_changes(run.start, run.stop, new, compare=self._compare)
+            else:
+                flat.stage(run.start, run.stop, new, run.copy, compare=self._compare)
 
     def _update_matrices(self, transfer: Transfer, slot: Slot, run: ParameterRun, rule: MuonStep) -> None:
         """The momentum of all, from the gradients that were gathered; then each matrix's part of its update."""
@@ -86,7 +105,4 @@ class ExtentUpdate:
             with span("orthogonalize", params=params):
                 given = transfer.gradients(params)
                 self._orthogonalizer.put(tensor, rule, run.scalar, part.start - entry.start, given)
-            with span("update", params=params):
-                new = transfer.update(slot, replace(part, rule=rule.application(entry.shape)))
-            with span("stage", params=params):
-                flat.stage(part.start, part.stop, new, run.copy, compare=self._compare)
+            self._update(transfer, slot, replace(part, rule=rule.application(entry.shape)))

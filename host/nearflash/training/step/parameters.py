@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import CommandError, FormatError, ShapeError
 from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.topk import ValueFormat
-from nearflash.device.backends.host.delta import delta_of
+from nearflash.device.backends.host.delta import apply_delta, delta_of
 from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
-from nearflash.training.step.fingerprint import MODULUS, GradientFingerprints, fingerprint_of_copy, fingerprints
+from nearflash.training.step.fingerprint import (
+    MODULUS,
+    GradientFingerprints,
+    fingerprint,
+    fingerprint_of_copy,
+    fingerprints,
+)
 from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16
 from nearflash.training.step.requirements import check_parameter
 from nearflash.training.step.streamed import find_values, is_streamed
@@ -340,17 +346,54 @@ class FlatParameters:
             if is_streamed(self.tensors[piece.tensor]):  # its values are the store's
                 continue
             new = values[piece.position - start :][: piece.length]
-            if (whole := self._next[piece.tensor]) is None:
-                whole = self.tensors[piece.tensor].detach().view(-1)
-                self.begun.add(piece.position // self.manifest.extent_params)
-            target = whole[piece.first : piece.first + piece.length]
-            old = self._present(piece, new_in_place=whole is not self._next[piece.tensor]) if compare else None
+            target = self._target(piece)
+            old = self._present(piece, new_in_place=self._next[piece.tensor] is None) if compare else None
             self._staged[piece.tensor][piece.first] = fingerprint_of_copy(new, target, piece.first)
             if old is not None:
-                words, word, value_format = _WORDS[target.dtype]
-                self.deltas[piece.tensor][piece.first] = delta_of(
-                    old, target.view(words).numpy().view(word), value_format
-                )
+                self._keep_delta(piece, target, old)
+
+    def is_plain(self, start: int, stop: int) -> bool:
+        """Whether all tensors in [start, stop) have their numbers in host memory, one behind the other."""
+        return all(is_plain(self.tensors[piece.tensor]) for piece in self.pieces(start, stop))
+
+    def stage_changes(self, start: int, stop: int, delta: NDArray[np.uint8], *, compare: bool = False) -> None:
+        """Keep the new values of [start, stop), where tensors are plain and of 16 bits: the present ones after a delta.
+
+        As `stage` otherwise. A NaN that stays one keeps its payload. Raises StreamError.
+        """
+        staged = []
+        for piece in self.pieces(start, stop):
+            target = self._target(piece)
+            if self._next[piece.tensor] is not None:
+                place = self.tensors[piece.tensor].data_ptr() + piece.first * target.element_size()
+                copy_all([(target.data_ptr(), place, target.nbytes)])
+            alone = (piece.position, piece.length) == (start, stop - start)
+            old = self._present(piece, new_in_place=self._next[piece.tensor] is None) if compare and not alone else None
+            staged.append((piece, target, old))
+        apply_delta(delta, [(piece.position - start, target.data_ptr(), piece.length) for piece, target, _ in staged])
+        for piece, target, old in staged:
+            self._staged[piece.tensor][piece.first] = fingerprint(target, piece.first)
+            if compare:
+                self._keep_delta(piece, target, old, delta)
+
+    def _keep_delta(
+        self, piece: TensorPiece, target: torch.Tensor, old: NDArray[Any] | None, delta: NDArray[np.uint8] | None = None
+    ) -> None:
+        """What changed in a piece, from its old words; without these it is the delta that is given."""
+        words, word, value_format = _WORDS[target.dtype]
+        if old is not None:
+            delta = delta_of(old, target.view(words).numpy().view(word), value_format)
+        elif delta is not None:
+            delta = delta.copy()
+        assert delta is not None, "one or the other is there"
+        self.deltas[piece.tensor][piece.first] = delta
+
+    def _target(self, piece: TensorPiece) -> torch.Tensor:
+        """Where a piece's new values go."""
+        if (whole := self._next[piece.tensor]) is None:
+            whole = self.tensors[piece.tensor].detach().view(-1)
+            self.begun.add(piece.position // self.manifest.extent_params)
+        return whole[piece.first : piece.first + piece.length]
 
     def _present(self, piece: TensorPiece, *, new_in_place: bool) -> NDArray[Any]:
         """Words of a piece of a tensor as they are; a copy where new values take their place."""

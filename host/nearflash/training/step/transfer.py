@@ -1,7 +1,7 @@
 """Extents between flash, one device's memory, and host.
 
     flash --p, m, v--> slot: updated in place in device memory --p', m', v'--> the spare slot on flash
-    host  --gradients--> device --parameters or their copy--> host
+    host  --gradients--> device --parameters, their copy, or what this changes--> host
 
 Stored arrays go by direct I/O into the device's p2p window; where a device has none they go to the buffer's host copy,
 and the detour is counted on the host link.
@@ -10,10 +10,12 @@ and the detour is counted on the host link.
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.abi.delta import DeltaHeader, delta_error
 from nearflash.abi.errors import NonFiniteError
 from nearflash.abi.formats import BF16, FP32
 from nearflash.abi.kernel.commands import GradientFormat, UpdateCommand
-from nearflash.abi.kernel.config import UpdateConfig
+from nearflash.abi.kernel.config import KernelConfig, UpdateConfig
+from nearflash.abi.topk import HEADER_BYTES, StreamFault
 from nearflash.device import Buffer, Device
 from nearflash.device.checked import CheckedDevice
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
@@ -125,21 +127,38 @@ class Transfer:
     @property
     def takes_bf16(self) -> bool:
         """Whether the device reads bf16 gradients, which `bf16_gradients` is the memory for."""
-        build = self.device.build if isinstance(self.device, CheckedDevice) else self.device.identity.config
+        build = self._build
         return isinstance(build, UpdateConfig) and "bf16" in build.gradients
+
+    @property
+    def writes_delta(self) -> bool:
+        """Whether the device can send what changes in the place of a low-precision copy."""
+        build = self._build
+        return isinstance(build, UpdateConfig) and build.delta
+
+    @property
+    def _build(self) -> KernelConfig:
+        return self.device.build if isinstance(self.device, CheckedDevice) else self.device.identity.config
 
     def bf16_gradients(self, params: int) -> NDArray[np.uint16]:
         """Memory for the bf16 gradients of a run's `params` parameters, before `update`."""
         return self._buffers["g"].host[: params * BF16.bytes].view(np.uint16)
 
     def update(
-        self, slot: Slot, run: ParameterRun, stream: NDArray[np.uint8] | None = None, *, bf16: bool = False
+        self,
+        slot: Slot,
+        run: ParameterRun,
+        stream: NDArray[np.uint8] | None = None,
+        *,
+        bf16: bool = False,
+        delta: bool = False,
     ) -> NDArray[np.uint8]:
         """Update a run within the slot's extent; returns the new parameters' bytes (fp32, or in the copy's format).
 
         stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients` has them, or with
-        bf16 `bf16_gradients`, without the run's factor. The
-        result is valid until the next call. Raises DeviceError, WaitTimeoutError, NonFiniteError.
+        bf16 `bf16_gradients`, without the run's factor. delta: returns what the run's copy changes
+        (nearflash.abi.delta) instead. The result is valid until the next call. Raises DeviceError, WaitTimeoutError,
+        NonFiniteError, StreamError.
         """
         assert slot.extent is not None, "only a slot that was read is updated"
         params, first = run.stop - run.start, run.start - slot.extent.start
@@ -165,6 +184,7 @@ class Transfer:
                 gradient_bytes=0 if stream is None else stream.size,
                 first_param=run.start,
                 gradient_scale=run.scalar if bf16 else 1.0,
+                delta=delta,
             ),
             TIMEOUT_S,
         )
@@ -174,10 +194,22 @@ class Transfer:
                 f"gradients must stay as they were when they were checked, but {nonfinite} of parameters "
                 f"[{run.start}, {run.stop}) are not finite any more; do not write to them during a step"
             )
+        if delta:
+            return self._fetch_delta()
         buffer, offset = (self._buffers["copy"], 0) if run.copy else (slot.buffers["p"], first * FP32.bytes)
         size_bytes = params * (run.copy.number_format or FP32).bytes
         self._move(buffer, offset, size_bytes, down=False)
         return buffer.host[offset : offset + size_bytes]
+
+    def _fetch_delta(self) -> NDArray[np.uint8]:
+        """Its header, and then as much as this states. Raises StreamError."""
+        buffer = self._buffers["copy"]
+        self._move(buffer, 0, HEADER_BYTES, down=False)
+        size_bytes = DeltaHeader.stated_bytes(buffer.host[:HEADER_BYTES].tobytes())
+        if not HEADER_BYTES <= size_bytes <= buffer.size_bytes:
+            raise delta_error(StreamFault.LENGTH, f"{size_bytes} bytes in its header")
+        self._move(buffer, HEADER_BYTES, size_bytes - HEADER_BYTES, down=False)
+        return buffer.host[:size_bytes]
 
     def reset(self) -> None:
         """After a failure: the device is idle, and the slots hold nothing."""
