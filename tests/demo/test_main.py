@@ -18,7 +18,9 @@ def test_report_and_files(arguments, tmp_path, capsys):
     assert report["mismatches"] == 0
     assert report["words_compared"] == (6 * 4 + 3) * report["params"]  # p, m, v, copy; p, m, v once more on resuming
     assert report["torch_rel_error"] <= 1e-6
-    assert report["host_link_bytes_per_param"] == 4 and report["conventional_host_link_bytes_per_param"] == 24
+    link = report["host_link_bytes_per_param"]
+    assert 4 <= link < 4.01  # the rate is so high that all weights change: copies, and headers of deltas
+    assert report["conventional_host_link_bytes_per_param"] == 24
     assert report["device_bytes_per_param"] == 28
     assert report["text_loss_after"] < report["text_loss_before"]
     assert (report["rtl_device"], report["profile"]) == ("model:update-tiny", "ieee")
