@@ -21,7 +21,7 @@ def test_report_and_files(arguments, tmp_path, capsys):
     link = report["host_link_bytes_per_param"]
     assert 4 <= link < 4.01  # the rate is so high that all weights change: copies, and headers of deltas
     assert report["conventional_host_link_bytes_per_param"] == 24
-    assert report["device_bytes_per_param"] == 28
+    assert 28 <= report["device_bytes_per_param"] < 28.01
     assert report["text_loss_after"] < report["text_loss_before"]
     assert (report["rtl_device"], report["profile"]) == ("model:update-tiny", "ieee")
     events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
