@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from nearflash.abi.errors import CommandError
+from nearflash.bench.remeasure import TAKE, update_figures
 from nearflash.bench.results import FIGURES, add_rows, machine, outputs, read_lines, read_plan, stale_pages
 from nearflash.bench.stale import find_old_figures, sources_of
 from nearflash.cli.main import main
@@ -41,6 +42,7 @@ def test_every_figure_says_where_it_comes_from():
     assert all(needed <= line.keys() for line in lines)
     assert all("of" in line for line in lines if line["unit"] == "fraction")
     assert len({line["figure"] for line in lines}) == len(lines)
+    assert {line["take"] for line in lines if "take" in line} <= TAKE.keys()
 
 
 def test_a_page_has_the_figure_with_its_command_and_rates(checkout):
@@ -213,6 +215,43 @@ def test_what_no_bench_printed_is_rejected_and_changes_nothing(checkout, text, c
     assert main([*arguments, "--command", "x"]) == 2
     assert "JSON" in capsys.readouterr().err
     assert sorted(path.name for path in (checkout / FIGURES).iterdir()) == before
+
+
+def test_figures_that_say_from_which_rows_take_their_values_again(checkout, capsys):
+    path = checkout / FIGURES / "figures.jsonl"
+    said = [{**LINE, "figure": "same", "key": "cycles", "where": {"kind": "a"}},
+            {**LINE, "figure": "worst", "key": "cycles", "take": "most"}, {**LINE, "figure": "by hand"}]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in said))
+    rows = [{"bench": "sim", "kind": kind, "cycles": cycles, "git": "0123456789ab"} for kind, cycles in
+            (("a", 2.50004), ("a", 2.50004), ("b", 7), ("none", None)) if cycles]  # fmt: skip
+    file = checkout / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["results", "--root", str(checkout), "update", str(file), "--command", "run it", "--rates", "2 GB/s"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == "same: 2 -> 2.5\nworst: 2 -> 7\n"
+    found = read_lines(checkout)
+    assert [line["value"] for line in found] == [2.5, 7, 2]
+    assert found[0]["commit"] == "01234567" and found[0]["rates"] == "2 GB/s" and found[2] == said[2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"cycles": 1, "git": "a"}, {"cycles": 2, "git": "a"}], "one value of 'ours', cycles where {}: it is 1, 2"),
+        ([{"time": 1, "git": "a"}], "cycles where {}: it is in no row"),
+        ([{"cycles": 1, "git": "a"}, {"cycles": 1, "git": "b"}], r"of one commit, .*, not of \['a', 'b'\]"),
+        ([{"cycles": 1}], "of one commit, which they state, not of"),
+    ],
+)
+def test_rows_that_do_not_say_a_figure_change_nothing(checkout, rows, message):
+    path = checkout / FIGURES / "figures.jsonl"
+    path.write_text(json.dumps({**LINE, "key": "cycles"}) + "\n")
+    before = path.read_bytes()
+    with pytest.raises(CommandError, match=message):
+        update_figures(checkout, rows, "run it")
+    with pytest.raises(CommandError, match=r"command must be that of figures in .* that have a key, not 'other'"):
+        update_figures(checkout, [{"cycles": 1, "git": "a"}], "other")
+    assert path.read_bytes() == before
 
 
 def test_errors_name_what_exists(checkout, tmp_path):

@@ -19,7 +19,7 @@ from typing import Any
 from nearflash.abi.errors import CommandError
 from nearflash.support.files import PUBLIC_MODE, write_durably
 
-__all__ = ["FIGURES", "add_rows", "machine", "outputs", "read_lines", "read_plan", "stale_pages"]
+__all__ = ["FIGURES", "add_rows", "machine", "outputs", "read_lines", "read_objects", "read_plan", "stale_pages"]
 
 FIGURES = Path("docs/results/data")
 """Folder of the JSON lines, below the root of a checkout."""
@@ -56,7 +56,7 @@ def add_rows(root: Path, rows: Sequence[Mapping[str, Any]], page: str, command: 
     written = []
     for bench in dict.fromkeys(str(row["bench"]) for row in rows):
         path = root / FIGURES / f"{bench}.jsonl"
-        kept = [line for line in _lines(path) if line["command"] != command] if path.exists() else []
+        kept = [line for line in read_objects(path) if line["command"] != command] if path.exists() else []
         beside = {
             "page": page,
             "command": command,
@@ -108,10 +108,11 @@ def read_plan(root: Path) -> dict[str, Any]:
 
 def read_lines(root: Path) -> list[dict[str, Any]]:
     """Every line of the data below `root`. Raises CommandError for one that is no JSON object."""
-    return [line for path in sorted((root / FIGURES).glob("*.jsonl")) for line in _lines(path)]
+    return [line for path in sorted((root / FIGURES).glob("*.jsonl")) for line in read_objects(path)]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_objects(path: Path) -> list[dict[str, Any]]:
+    """Lines of one file. Raises CommandError for one that is no JSON object."""
     objects = []
     for number, text in enumerate(path.read_text().splitlines(), 1):
         try:

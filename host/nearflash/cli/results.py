@@ -16,7 +16,7 @@ def results(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "results",
-        help="Keep the figures of docs/results: add a bench's output, write the pages, list what is old.",
+        help="Keep the figures of docs/results: add a bench's output, update, write the pages, list what is old.",
         description="Keep the figures that the project states, and the pages that are generated from them.",
         epilog="example: nearflash bench update --json > rows.jsonl; "
         "nearflash results add rows.jsonl --page gateware --command 'nearflash bench update --json'",
@@ -29,6 +29,11 @@ def results(subparsers: Any) -> None:
     add.add_argument("--command", required=True, help="The command that printed them.")
     add.add_argument("--rates", help="What the disk or the memory gave in the same run, for timings.")
     add.set_defaults(run=_add)
+    update = actions.add_parser("update", help="Take the values of a command's figures from what it printed now.")
+    update.add_argument("file", type=Path, help="A file of JSON lines, as `nearflash bench NAME --json` prints them.")
+    update.add_argument("--command", required=True, help="The command that printed them, as the figures state it.")
+    update.add_argument("--rates", help="What the disk or the memory gave in the same run, for timings.")
+    update.set_defaults(run=_update)
     pages = actions.add_parser("pages", help="Write the pages of docs/results and README's table of figures.")
     pages.add_argument("--check", action="store_true", help="Write nothing; exit 1 and list the stale pages.")
     pages.set_defaults(run=_pages)
@@ -38,15 +43,29 @@ def results(subparsers: Any) -> None:
     stale.set_defaults(run=_stale)
 
 
+def _read_rows(file: Path) -> list[Any]:
+    try:
+        return [json.loads(line) for line in read_text(file).splitlines() if line.strip()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise CommandError(f"file must hold one JSON object a line, as a bench's --json prints: {error}") from None
+
+
 def _add(arguments: argparse.Namespace) -> int:
     from nearflash.bench.results import add_rows
 
-    try:
-        rows = [json.loads(line) for line in read_text(arguments.file).splitlines() if line.strip()]
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"file must hold one JSON object a line, as a bench's --json prints: {error}") from None
+    rows = _read_rows(arguments.file)
     for path in add_rows(arguments.root, rows, arguments.page, arguments.command, arguments.rates):
         print(path)
+    return 0
+
+
+def _update(arguments: argparse.Namespace) -> int:
+    from nearflash.bench.remeasure import update_figures
+
+    for figure, before, now in update_figures(
+        arguments.root, _read_rows(arguments.file), arguments.command, arguments.rates
+    ):
+        print(f"{figure}: {before:g} -> {now:g}")
     return 0
 
 
