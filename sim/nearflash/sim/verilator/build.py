@@ -40,7 +40,7 @@ _VERILATOR_FLAGS = (
 )
 _CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-fpch-preprocess", "-w", "-DVERILATOR=1")
 _CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
-_FAST, _SLOW = "-O2", "-O0"
+_FAST, _BRIEF, _SLOW = "-O2", "-O1", "-O0"
 _ONE_FILE_BYTES = 200_000
 """Generated C++ below this is compiled as one file, as is all that runs once: g++ takes 0.3 s to begin a file."""
 _RUNTIME_HEADER = "runtime.h"
@@ -92,13 +92,15 @@ def build_library(
     trace: bool = False,
     show_streams: bool = False,
     batch: bool = False,
+    brief: bool = False,
 ) -> Path:
     """Build `component`, or a converted design, with `shim` (a file, or C++ text); return the shared library's path.
 
     `headers` are generated files the shim may include beside those in `shims/`; `defines` reach the shim only;
     `trace` compiles VCD tracing in (and makes the model several times slower); `show_streams` keeps the handshakes of
     the streams inside the model readable, and makes waits.hpp, which names those that wait; `batch` computes datapaths
-    inside for many cycles at once (not with `trace`, as waves show every signal).
+    inside for many cycles at once (not with `trace`, as waves show every signal); `brief` compiles for short runs, in
+    two thirds of the time.
 
     Raises BuildError with the tail of the failing tool's output and the path of the whole log.
     """
@@ -111,11 +113,11 @@ def build_library(
     included = find_headers([*texts.values(), generator], [_SHIMS]).values()
     batch = batch and not trace
     parts = [machine(), design.digest, generator, *texts.keys(), *texts.values(), *included]
-    parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags, batch)))
+    parts.append(repr((_VERILATOR_FLAGS, _CXX_FLAGS, _CXX_DEFINES, flags, batch, brief)))
     library = f"{name}.so"
 
     def build(work: Path) -> None:
-        _build(design, texts, flags, work, library, trace, show_streams, batch)
+        _build(design, texts, flags, work, library, trace, show_streams, batch, _BRIEF if brief else _FAST)
 
     return build_once(name, parts, build) / library
 
@@ -143,7 +145,7 @@ def _verilate(
 
 def _build(
     design: Design, texts: Mapping[str, str], flags: Sequence[str], work: Path, library: str, trace: bool,
-    show_streams: bool, batch: bool,
+    show_streams: bool, batch: bool, fast: str,
 ) -> None:  # fmt: skip
     for name, text in texts.items():
         (work / name).write_text(text)
@@ -158,7 +160,7 @@ def _build(
     def compile_one(source: str) -> str:
         target = f"obj/{Path(source).stem}.o"
         # Verilator's __Slow files run once (construction, first settling): optimising them only costs build time.
-        level = _SLOW if source.endswith("__Slow.cpp") else _FAST
+        level = _SLOW if source.endswith("__Slow.cpp") else fast
         # A precompiled header of the design's own would take longer to make than it saves, for kernels too.
         prefix = ["-include", str(runtime / _RUNTIME_HEADER)]
         _call([*cxx, level, *prefix, *(flags if source == "shim.cpp" else []), "-c", source, "-o", target], work,
@@ -215,13 +217,13 @@ def _runtime(trace: bool) -> Path:
         cxx, environment = _cxx(trace), _environment()
         lines = ["verilated.h", *(["verilated_vcd_c.h"] if trace else []), "cstdint", "cstring", "vector", "string"]
         (work / _RUNTIME_HEADER).write_text("".join(f"#include <{line}>\n" for line in lines))
-        for level in (_FAST, _SLOW):
+        for level in (_FAST, _BRIEF, _SLOW):
             _precompile(cxx, _RUNTIME_HEADER, level, work, environment)
         for name in ("verilated", "verilated_threads", *(["verilated_vcd_c"] if trace else [])):
             source = verilator_root() / "include" / f"{name}.cpp"
             _call([*cxx, _FAST, "-c", str(source), "-o", f"{name}.o"], work, environment)
 
-    parts = [machine(), repr((_CXX_FLAGS, _CXX_DEFINES, _FAST, _SLOW))]
+    parts = [machine(), repr((_CXX_FLAGS, _CXX_DEFINES, _FAST, _BRIEF, _SLOW))]
     return build_once("verilator-runtime-trace" if trace else "verilator-runtime", parts, build)
 
 

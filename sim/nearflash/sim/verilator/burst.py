@@ -42,7 +42,7 @@ class BurstUnit:
         self.inputs = {port.name: port for port in data if port.is_input}
         self.outputs = {port.name: port for port in data if not port.is_input}
         header = accessors(tuple(self.inputs.values()), tuple(self.outputs.values()), design.port_names())
-        path = build_library(design, name=name, shim=_SHIM, headers={"ports.hpp": header}, batch=batch)
+        path = build_library(design, name=name, shim=_SHIM, headers={"ports.hpp": header}, batch=batch, brief=True)
         self._library = ctypes.CDLL(str(path))
         self._library.unit_new.restype = ctypes.c_void_p
         self._unit = ctypes.c_void_p(self._library.unit_new())

@@ -82,7 +82,7 @@ class StreamUnit:
             "streams.hpp": _visitor("each_source", self.sources) + _visitor("each_sink", self.sinks),
             "devices.hpp": found.header,
         }
-        path = build_library(design, name=name, shim=_SHIM, headers=headers)
+        path = build_library(design, name=name, shim=_SHIM, headers=headers, brief=True)
         self._library = ctypes.CDLL(str(path))
         self._library.unit_new.restype = ctypes.c_void_p
         self._library.unit_run.restype = ctypes.c_uint64
