@@ -62,7 +62,7 @@ def test_tests_of_other_names_are_other_tests():
     assert len(kept([Item("t", "a", "x"), Item("u", "a", "x")])) == 2
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "workers"])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.full)], ids=["alone", "workers"])
 def test_a_run_says_how_many_tests_it_leaves(options, tmp_path):
     """Here of the area that is collected fastest; with workers the count comes from one of them."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full", "-k", "no_such_test"]

@@ -48,6 +48,7 @@ def test_cells_and_depth_of_a_known_design(stage: UnitResources) -> None:
     assert (stage.logic_depth, stage.path) == (1.0, ("from FDRE held", "LUT6", "to FDRE o"))
 
 
+@pytest.mark.full
 def test_a_multiplier_is_a_dsp_block() -> None:
     class Multiplier(wiring.Component):
         a: In(16)

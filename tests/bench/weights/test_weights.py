@@ -42,6 +42,7 @@ def short_windows(monkeypatch):
     monkeypatch.setattr(sizes, "_HELD_OUT_WINDOWS", 2)
 
 
+@pytest.mark.full
 def test_bytes_bounds_and_losses_of_every_pruning(tmp_path, short_windows):
     rows = rows_of("sizes", windows=2, format="coded-bitmap", dtype="fp16", path=tmp_path)
     assert [row["pruning"] for row in rows] == ["magnitude", "wanda", "sparsegpt", "wanda-2:4"]

@@ -61,7 +61,7 @@ class Sum(wiring.Component):
 
 @pytest.mark.parametrize(
     ("least", "slices"),
-    [(0, 0), pytest.param(31, 0, marks=pytest.mark.full), (21, 1), pytest.param(20, 2, marks=pytest.mark.full)],
+    [(21, 1), *(pytest.param(*values, marks=pytest.mark.full) for values in ((0, 0), (31, 0), (20, 2)))],
 )
 def test_wide_sums_take_dsp_slices_where_it_is_asked(tmp_path, least, slices):
     (tmp_path / "top.il").write_text(rtlil.convert(Sum(), name="top", emit_src=False))

@@ -14,7 +14,7 @@ COLUMNS_MAX = 1024
 each_format = pytest.mark.parametrize("form", MATRIX_FORMATS, ids=lambda form: "-".join(str(part) for part in form))
 
 
-@pytest.fixture(scope="module", params=[512, pytest.param(64, marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[64, pytest.param(512, marks=pytest.mark.full)])
 def parser(request):
     """Of words of a block; those of eight to a block are the whole kernel's in its own test, too."""
     return StreamUnit(ObservedParser(request.param, COLUMNS_MAX), f"matrix-parser-{request.param}")

@@ -54,6 +54,7 @@ def test_a_calibration_is_found_by_generate(capsys, text, home, monkeypatch):
     assert code == 0 and f"policy: {path}, calibrated for doclm-7m" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_an_interrupted_run_is_continued(capsys, text, tmp_path, monkeypatch):
     given, output = ("--texts", text, "--tokens", "1400", "--threads", "1"), tmp_path / "policy.json"
     assert run(capsys, *given, "-o", tmp_path / "whole.json")[0] == 0

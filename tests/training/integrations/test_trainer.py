@@ -211,6 +211,7 @@ def test_killed_while_a_checkpoint_is_saved_again(tmp_path):
     assert restore(tmp_path / "checkpoint", [tmp_path / "c", tmp_path / "d"], devices=2) == 1
 
 
+@pytest.mark.full
 def test_resume_with_an_optimizer_that_exists_already(make_model, rows, values, arguments, tmp_path):
     """The Trainer loads the model's checkpoint behind the optimizer's back, and it is what the store has."""
     model, saving = make_model(), {"save_strategy": "steps", "save_steps": 3}

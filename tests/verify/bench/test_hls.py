@@ -16,6 +16,7 @@ def one_rule(monkeypatch):
     monkeypatch.setattr(hls, "rules", lambda: [LionStep(1e-3, 2, weight_decay=0.1)])
 
 
+@pytest.mark.full
 def test_rows_of_updates_and_expanders_differ_nowhere(one_rule):
     rows = list(hls.run(params=5000, config="update-tiny"))
     names = ["lion", "lion", "expand_topk fp32", "expand_topk fp16", "expand_topk bf16", "expand_bitmap"]

@@ -20,6 +20,7 @@ def test_good_vectors_kill_all_but_the_equivalent(sum_target):
     assert left == []
 
 
+@pytest.mark.full
 def test_weak_vectors_leave_survivors(sum_target):
     row, left = run_target("test.sum", sum_target(largest=15), 60, 1)
     assert row["kill_fraction"] < 0.9

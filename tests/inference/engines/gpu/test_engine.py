@@ -90,7 +90,9 @@ def test_every_index_format(make_engine, make_layout, shape, filled, form, suffi
 
 
 @pytest.mark.parametrize("index_cache_bytes", [0, 1 << 20])
-@pytest.mark.parametrize("page_cache_bytes", [0, 40960, pytest.param(1 << 20, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "page_cache_bytes", [pytest.param(0, marks=pytest.mark.full), 40960, pytest.param(1 << 20, marks=pytest.mark.full)]
+)
 def test_memory_decides_what_is_read_not_what_comes_out(
     make_engine, make_layout, shape, filled, index_cache_bytes, page_cache_bytes, draw_q, expected
 ):  # fmt: skip
