@@ -1,8 +1,9 @@
 """Linux's figures of this process. Sources: proc(5), getrusage(2)."""
 
+import ctypes
 from pathlib import Path
 
-__all__ = ["fields", "peak_resident_bytes", "reset_peak"]
+__all__ = ["fields", "give_memory_back", "peak_resident_bytes", "reset_peak", "resident_bytes"]
 
 _FOLDER = Path("/proc/self")
 
@@ -11,6 +12,17 @@ def fields(name: str) -> dict[str, str]:
     """The fields of a file of /proc/self whose lines are `key: value`, such as status and io."""
     lines = (_FOLDER / name).read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def resident_bytes() -> int:
+    """Memory that the process has resident now (VmRSS)."""
+    return int(fields("status")["VmRSS"].split()[0]) << 10
+
+
+def give_memory_back() -> None:
+    """Have freed memory go back to the system, where the C library can (malloc_trim, 3)."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def peak_resident_bytes() -> int:

@@ -86,6 +86,7 @@ def stream_blocks(
     """
     if not isinstance(optimizer, NearStorageOptimizer):
         raise CommandError(f"optimizer must be a NearStorageOptimizer, whose store has the weights, not {optimizer!r}")
+    optimizer._check_open()
     if optimizer._settings.delta_bytes:
         raise CommandError("delta_bytes must be 0 for blocks to be streamed: a delta compares weights in memory")
     if cached_blocks < 1:

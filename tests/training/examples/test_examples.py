@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nearflash.training.examples import deepspeed, plain, trainer
+from nearflash.training.examples import deepspeed, plain, reinforce, trainer
 
 DATA = Path(__file__).parents[2] / "data"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -50,6 +50,16 @@ def test_trainer(tmp_path, capsys):
 
 def losses(out):
     return re.findall(r"'loss': '?([0-9.]+)", out)
+
+
+def test_reinforce(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reinforce, "STEPS", 2)
+    assert reinforce.main([str(DATA / "doclm-7m"), str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    memory = [[float(size) for size in re.findall(r"[0-9.]+(?=, | MB of)", line)[-3:]] for line in lines]
+    assert memory[1][1] < memory[1][0] - 50, lines  # of 256 MiB of state that stays on the device between steps
+    names = sorted(path.name for path in (tmp_path / "versions").glob("*.json"))
+    assert names == ["version-00000001.json", "version-00000002.json"]
 
 
 def test_deepspeed(tmp_path, capsys):

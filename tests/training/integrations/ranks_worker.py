@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from nearflash.abi.errors import NearflashError
+from nearflash.storage import StateStore
 from nearflash.training.integrations.ranks import RankedOptimizer
 
 BITS = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05, "extent_params": 1024}
@@ -201,6 +203,30 @@ def files():
     return {name: message(case) for name, case in cases.items()}, Path(folder, f"new{rank}").exists()
 
 
+def released():
+    """What is refused meanwhile; a rank whose file is taken leaves all released; then the steps of one that was not."""
+    found, nets = {}, [DistributedDataParallel(net(70)) for _ in range(2)]
+    with open_it(nets[0].parameters(), "whole") as whole, open_it(nets[1].parameters(), "released") as optimizer:
+        for number in range(3):
+            for model, one in zip(nets, (whole, optimizer), strict=True):
+                one.zero_grad()
+                model(batch(number)).square().mean().backward()
+                one.step()
+            found["parameters"] = message(lambda: optimizer.release(parameters=True))
+            optimizer.release(unlock=True)
+            distributed.barrier()
+            found["step"] = message(optimizer.step)
+            found["state_dict"] = message(lambda: optimizer.state_dict() and None)
+            found["rollback"] = message(optimizer.rollback)
+            with StateStore.open([Path(folder, "released1")]) if rank else nullcontext():
+                found["taken"] = message(optimizer.acquire)
+            found["still"] = message(optimizer.step)
+            optimizer.acquire()
+            found["acquired"] = message(optimizer.acquire)
+        found["same"] = all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+        return found | {"steps": optimizer.steps}
+
+
 def checkpoint():
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -219,7 +245,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error", FutureWarning)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    scenarios = (bits, frozen, unused, lacking, without, not_averaged, sparse, overflow, files, checkpoint)
+    scenarios = (bits, frozen, unused, lacking, without, not_averaged, sparse, overflow, files, released, checkpoint)
     found = {scenario.__name__: scenario() for scenario in scenarios}
     Path(folder, f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     distributed.barrier()

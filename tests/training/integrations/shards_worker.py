@@ -157,6 +157,20 @@ def checkpoints():
     }
 
 
+def released():
+    """Between the steps of one of two runs."""
+    models = [net(), net()]
+    with open_it(models[0], "whole") as whole_run, open_it(models[1], "released") as optimizer:
+        for number in range(3):
+            train(models[0], whole_run, number)
+            train(models[1], optimizer, number)
+            optimizer.release()
+            found = {"step": message(optimizer.step), "snapshot": message(lambda: optimizer.snapshot(folder / "none"))}
+            optimizer.acquire()
+        pairs = zip(whole(models[0].parameters()), whole(models[1].parameters()), strict=True)
+        return found | {"same": all(torch.equal(a, b) for a, b in pairs)}
+
+
 def load_settings(model, optimizer):
     state = get_optimizer_state_dict(model, optimizer)
     checkpoint.load(state, checkpoint_id=folder / "dcp")
@@ -223,7 +237,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error", FutureWarning)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
-    scenarios = (bits, norm, checkpoints, whole_states, refused)
+    scenarios = (bits, norm, checkpoints, whole_states, released, refused)
     found = {scenario.__name__: scenario() for scenario in scenarios}
     (folder / f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     lost()

@@ -125,6 +125,17 @@ def test_files_of_other_ranks_and_runs(two_ranks):
         assert texts["another folder"]
 
 
+def test_all_ranks_are_released_and_acquired_or_none(two_ranks):
+    for rank, found in enumerate(two_ranks["released"]):
+        assert found["parameters"].startswith("CommandError: parameters must be False with ranks")
+        for call in ("step", "state_dict", "rollback", "still"):
+            assert found[call] == "StateError: the optimizer must be acquired, not released: call acquire() first"
+        assert ("in use by another process" if rank else "acquiring must work on every rank, and failed on [1]") in (
+            found["taken"]
+        )
+        assert "must be released for acquire" in found["acquired"] and found["same"] and found["steps"] == 3
+
+
 def test_distributed_checkpoint_of_two_ranks(two_ranks):
     for steps, difference, rate in two_ranks["checkpoint"]:
         assert steps == 2 and difference < 1e-6 and rate == 0.125

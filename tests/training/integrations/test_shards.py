@@ -86,6 +86,11 @@ def test_whole_and_otherwise_sharded_states_load(found):
     assert all(row == [True, True] for row in found["whole_states"])
 
 
+def test_a_release_between_steps_changes_no_bit(found):
+    for row in found["released"]:
+        assert "call acquire()" in row["step"] and "call acquire()" in row["snapshot"] and row["same"]
+
+
 def test_a_lost_rank_is_named_and_all_resume_from_one_step(folder):
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("lost*.json"))]
     states = sorted((folder / "lost").glob("*.state"))

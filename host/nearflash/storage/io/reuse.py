@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nearflash.storage.io.direct import aligned_buffer
 
-__all__ = ["reuse_buffer"]
+__all__ = ["free_reused", "reuse_buffer"]
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 """Smaller and larger ones are not kept."""
@@ -42,6 +42,12 @@ def reuse_buffer(size_bytes: int) -> NDArray[np.uint8]:
     array: NDArray[np.uint8] = np.frombuffer(memoryview(memory.data), np.uint8)
     weakref.finalize(array, _free[bucket].append, memory).atexit = False
     return array[:size_bytes]
+
+
+def free_reused() -> None:
+    """Give the free memory back to the system; what is in use is kept again when it is free."""
+    for free in _free.values():
+        free.clear()
 
 
 def _in_huge_pages(size_bytes: int) -> list[NDArray[np.uint8]]:

@@ -60,7 +60,7 @@ class StateStore:
         """Not for callers: see `create` and `open`. files: in stripe order, at the same step."""
         self._files = tuple(files)
         self._threads = ThreadPoolExecutor(len(files)) if len(files) > 1 else None
-        self._poisoned = False
+        self._poisoned = self.closed = False
         self._settled, self._settling = False, threading.Lock()
         self._spare_written = self._spare_checked = False
 
@@ -176,6 +176,7 @@ class StateStore:
 
     def close(self) -> None:
         """Release files and locks; what was not committed is forgotten. It may be called twice."""
+        self.closed = True
         if self._threads:
             self._threads.shutdown()
         for file in self._files:

@@ -1,1 +1,1 @@
-"""Programs to begin with: `python -m nearflash.training.examples.plain`, `… .trainer`, `… .deepspeed`."""
+"""Programs to begin with: `python -m nearflash.training.examples.plain`, and so on."""

@@ -38,7 +38,7 @@ class CollectiveOptimizer(torch.optim.Optimizer):
             raise CommandError(f"overlap must be 'step' with ranks, not {options['overlap']!r}: leave it out")
         self._ranks = Ranks(group)
         self._opened: NearStorageOptimizer | None = None
-        self._closed, self._total = False, 0.0
+        self._closed, self._total, self._unlocked = False, 0.0, False
         self._handles: dict[torch.Tensor, dict[str, int]] = {}
         self.metadata: dict[str, Any] = {}
         """See NearStorageOptimizer.metadata: each rank's is committed with its own state."""
@@ -158,11 +158,17 @@ class CollectiveOptimizer(torch.optim.Optimizer):
                     self.local.rollback()
             raise
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's: hyper-parameters, and handles to the stores."""
+        self._check_acquired()
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load hyper-parameters from a `state_dict()`, of any rank: its handles must be those of these stores now.
 
         Raises StateError for other stores, or another step.
         """
+        self._check_acquired()
         check = self.register_load_state_dict_pre_hook(lambda _, given: self._without_handles(given))
         try:  # after the hooks that the caller has registered
             super().load_state_dict(state_dict)
@@ -189,6 +195,25 @@ class CollectiveOptimizer(torch.optim.Optimizer):
         self._check()
         self._ranks.together(self.local.accept_parameters, "accepting parameters", undo=lambda _: self.close())
         self._follow(self._tensors)
+
+    def release(self, *, parameters: bool = False, unlock: bool = False) -> None:
+        """See NearStorageOptimizer.release: on all ranks together; the parameters stay in memory, as ranks share them.
+
+        Raises CommandError for `parameters`.
+        """
+        if parameters:
+            raise CommandError(
+                "parameters must be False with ranks, not True: their memory is the engine's; have that offload them"
+            )
+        self._check()
+        self._unlocked = unlock
+        self._ranks.together(
+            lambda: self.local.release(unlock=unlock), "releasing", undo=lambda _: self.local.acquire()
+        )
+
+    def acquire(self) -> None:
+        """See NearStorageOptimizer.acquire: on all ranks together, or all stay released."""
+        self._ranks.together(self.local.acquire, "acquiring", undo=lambda _: self.local.release(unlock=self._unlocked))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.local.__getstate__()
@@ -284,6 +309,7 @@ class CollectiveOptimizer(torch.optim.Optimizer):
         """Raise StateError after close, and for groups or state that others edited."""
         if self._closed:
             raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
+        self._check_acquired()
         given = [list(map(id, dict.fromkeys(group["params"]))) for group in self.param_groups]
         if given != self._layout:
             raise StateError(
@@ -297,6 +323,10 @@ class CollectiveOptimizer(torch.optim.Optimizer):
                 "state must be changed by this optimizer only, as it holds handles to what is on flash: use "
                 "load_full_state_dict, or construct a new optimizer, on another path"
             )
+
+    def _check_acquired(self) -> None:
+        if self._opened is not None:
+            self._opened._check_acquired()
 
     def _refresh_from_handles(self) -> None:
         self.state.clear()

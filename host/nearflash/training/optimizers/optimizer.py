@@ -65,7 +65,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         rules = [self._check_rule(group, step=1) for group in self.param_groups]
         arrays = arrays_of(rules, settings.compression)
         self._opened = OptimizerState(self.param_groups, arrays, settings, self._report)
-        self._store = OptimizerStore(lambda: self._optimizer_state.store, settings.paths)
+        self._store = OptimizerStore(self._find_store, settings.paths)
         self._worker.at_end(self._opened.make_finalizer())
         self._runner = StepRunner(
             self._opened, settings, self._report, lambda: self.param_groups, self._check_rule, self._worker
@@ -120,6 +120,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            self._check_open()
         grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
         self._worker(
             lambda: self._step(None if grad_scale is None else float(grad_scale), bool(found_inf)),
@@ -160,6 +161,15 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def _check_open(self) -> None:
         if self._optimizer_state.closed:
             raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
+        self._check_acquired()
+
+    def _check_acquired(self) -> None:
+        if self._runner.released:
+            raise StateError("the optimizer must be acquired, not released: call acquire() first")
+
+    def _find_store(self) -> StateStore:
+        self._check_acquired()
+        return self._optimizer_state.store
 
     def _check_handle(self) -> None:
         """Raise StateError where `state` was edited: what it stands for is on flash, and would stay."""
@@ -180,6 +190,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
         Raises StateError where `state` was edited.
         """
+        self._check_acquired()
         self._check_handle()
         self._refresh_handle()
         return super().state_dict()
@@ -191,7 +202,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; updates that backward has begun are discarded, and gradients that are not in memory."""
-        if not self._optimizer_state.closed:
+        if not (self._optimizer_state.closed or self._runner.released):
             self._worker(self._runner.drop_gradients)
         super().zero_grad(set_to_none)
 
@@ -291,6 +302,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times `loss_scale`: call backward on this."""
+        self._check_acquired()
         return loss * self.loss_scale
 
     def accumulating(self) -> AbstractContextManager[None]:
@@ -298,6 +310,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
         Needed with overlap="backward" only, and there only for speed: what began too early is done again.
         """
+        self._check_acquired()
         return self._runner.accumulating()
 
     # State
@@ -391,6 +404,33 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         self._check_open()
         self._worker(self._runner.rollback)
         self._refresh_handle()
+
+    def release(self, *, parameters: bool = False, unlock: bool = False) -> None:
+        """Give devices, their memory, staging and scratch back while nothing is trained; `acquire` takes them again.
+
+        State on flash stays as committed, its files locked. Until `acquire` every call but `close`, `zero_grad` and the
+        readings `steps`, `metadata` and `report` raises StateError. Gradients in `p.grad` stay: an accumulation goes
+        on after `acquire`.
+        parameters: the memory of tensors with state, too, which hold NaN until `acquire` reads them from the store.
+        unlock: other processes may open the files meanwhile; where one changes them `acquire` raises StateError.
+
+        Raises StateError for gradients that free_gradients holds, and with `parameters` where others changed these;
+        nothing was given back then.
+        """
+        self._check_open()
+        self._worker(lambda: self._runner.release(parameters=parameters, unlock=unlock))
+
+    @torch.no_grad()
+    def acquire(self) -> None:
+        """Take what `release` gave back again, and go on as if nothing had been.
+
+        Raises StateError where the optimizer is not released, or, with `unlock`, the files are in use or changed by
+        another process; StorageFullError, and what `open_device` raises. It stays released then.
+        """
+        if not self._runner.released:
+            self._check_open()
+            raise StateError("the optimizer must be released for acquire(), not acquired already")
+        self._worker(self._runner.acquire)
 
     def close(self) -> None:
         """Close the store, free device memory, and close the devices that the optimizer opened."""

@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,9 @@ class OptimizerState:
         self._schedule: Schedule
         self._compressor: Compressor | None = None
         self._closed = False
+        self._held = contextlib.ExitStack()
+        """The scratch file, and the devices that were opened here."""
+        self._device_of: dict[Path, Device] = {}
         self._in_use: list[Schedule] = []
         """The schedule, for `abandoned`."""
         self.unpublished = False
@@ -99,23 +103,16 @@ class OptimizerState:
             raise StateError(
                 f"{exists[0]} must not exist yet: pass resume=True to resume from it, or give another path"
             )
-        with contextlib.ExitStack() as life:
-            if settings.free_gradients:
-                tensors = [*self.flat.tensors, *(member.tensor for member in self.flat.waiting)]
-                self.flat.scratch = self.scratch = GradientScratch(
-                    tensors, self._paths[0], report.traffic, direct=settings.direct
-                )
-                life.callback(self.scratch.close)
-            devices = [self._open(device, life) for device in settings.devices]
-            self._device_of = dict(zip(self._paths, devices, strict=True))
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.give_back)
+            self.open_devices()
             if exists or settings.resume in (True, "exact"):
                 self._resume(groups)
             else:
                 self._create()
-            life.callback(lambda: self.store.close())
-            self._begin_use()
-            life.callback(lambda: self._schedule.close())
-            self._life = life.pop_all()
+            on_error.callback(lambda: self.store.close())
+            self.begin_use()
+            on_error.pop_all()
 
     @property
     def started(self) -> bool:
@@ -251,7 +248,7 @@ class OptimizerState:
                 path.unlink()
             self.flat = flat
             self._create()
-            self._begin_use()
+            self.begin_use()
         except BaseException:
             self.close()
             raise
@@ -311,7 +308,7 @@ class OptimizerState:
         self.store, self.flat = store, flat
         try:
             self._schedule.close()
-            self._begin_use()
+            self.begin_use()
         except BaseException:
             self.close()
             raise
@@ -356,7 +353,7 @@ class OptimizerState:
         """Bring tensors, device memory and residual to the store's step, which was changed apart from them."""
         self.unpublished = True
         self._schedule.forget()
-        self._load_parameters()
+        self.load_parameters()
         self._load_residual()
         self.unpublished = False
 
@@ -390,9 +387,33 @@ class OptimizerState:
     def close(self) -> None:
         """Close the store, free device memory, close the devices that were opened here; it may be called twice."""
         self._closed = True
+        self.give_back()
         self._in_use.clear()
-        self._life.close()
+        self.store.close()
+
+    # What is used while it trains
+
+    def open_devices(self) -> None:
+        """Open the devices, and the scratch file where there is one."""
+        settings = self._settings
+        if settings.free_gradients:
+            tensors = [*self.flat.tensors, *(member.tensor for member in self.flat.waiting)]
+            self.flat.scratch = self.scratch = GradientScratch(
+                tensors, self._paths[0], self._report.traffic, direct=settings.direct
+            )
+            self._held.callback(self.scratch.close)
+        opened = self._held.enter_context
+        devices = [opened(open_device(one, "update")) if isinstance(one, str) else one for one in settings.devices]
+        self._device_of = dict(zip(self._paths, devices, strict=True))
+
+    def give_back(self) -> None:
+        """Free what `begin_use` and `open_devices` took, and copies in host memory; it may be called twice."""
+        for schedule in self._in_use:
+            schedule.close()
+        self._held.close()
         self._device_of.clear()
+        self._compressor = self.scratch = self.flat.scratch = None
+        self.flat.free_copies()
 
     def _flatten(
         self, groups: Sequence[dict[str, Any]], extent_params: int, stored: Collection[str] = ()
@@ -402,10 +423,6 @@ class OptimizerState:
         )
         flat.scratch = self.scratch
         return flat
-
-    @staticmethod
-    def _open(device: str | Device, life: contextlib.ExitStack) -> Device:
-        return life.enter_context(open_device(device, "update")) if isinstance(device, str) else device
 
     def _create(self) -> None:
         self.store = StateStore.create(
@@ -441,10 +458,11 @@ class OptimizerState:
                 )
             for _ in self._parameters():  # all of them hold, before the first tensor changes
                 pass
-            self._load_parameters()
+            self.load_parameters()
             on_error.pop_all()
 
-    def _load_parameters(self) -> None:
+    def load_parameters(self) -> None:
+        """Give all tensors what the store has of them."""
         self.flat.prepare(range(len(self.flat.tensors)))
         for extent, stored in self._parameters():
             self.flat.stage(extent.start, extent.stop, stored, CopyFormat.NONE)
@@ -457,10 +475,10 @@ class OptimizerState:
             self.store.read("p", extent, memory[: extent.size_bytes])
             yield extent, memory[: extent.size_bytes]
 
-    def _begin_use(self) -> None:
-        self._in_use.clear()
+    def begin_use(self) -> None:
+        """Take buffers on the devices, and the residual from the store."""
         self._schedule = self._make_schedule()
-        self._in_use.append(self._schedule)
+        self._in_use[:] = [self._schedule]
 
     def _make_schedule(self) -> Schedule:
         # The store may have another order than the paths that were given: each file stays beside its device.

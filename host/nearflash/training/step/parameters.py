@@ -426,6 +426,10 @@ class FlatParameters:
             self._fingerprints[index] = sum(self._staged[index].values()) % MODULUS
             self._versions[index] = self.tensors[index]._version
 
+    def free_copies(self) -> None:
+        """Give the host copies of new values back."""
+        self._next = [None] * len(self.tensors)
+
     def note_undone(self) -> None:
         """Take as unchanged what was begun and has its values again."""
         size = self.manifest.extent_params

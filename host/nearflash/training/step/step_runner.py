@@ -20,6 +20,7 @@ from nearflash.training.step.norm import (
 )
 from nearflash.training.step.optimizer_state import RESERVED, OptimizerState, arrays_of, join_arrays
 from nearflash.training.step.plan import StepPlan
+from nearflash.training.step.release import Release
 from nearflash.training.step.report import Report
 from nearflash.training.step.requirements import check_gradient, check_parameter, is_readable
 from nearflash.training.step.schedule import Step
@@ -50,6 +51,7 @@ class StepRunner:
         self._groups, self._rule, self._worker = groups, rule, worker
         self.loss_scale = LossScale.parse(settings.loss_scale)
         self._interrupted = False
+        self._release = Release(state, settings)
         self.metadata: dict[str, Any] = {}
         """What the store was last committed with, for the training script to read and write."""
         self._load_metadata()
@@ -69,6 +71,25 @@ class StepRunner:
         """Forget updates that backward has begun, and do not begin others."""
         if self.speculator is not None:
             self.speculator.close()
+
+    @property
+    def released(self) -> bool:
+        """Whether memory and devices are given back."""
+        return self._release.released
+
+    def release(self, *, parameters: bool, unlock: bool) -> None:
+        """See Release; updates that backward has begun are discarded, and made again from `p.grad`."""
+        self.detach()
+        try:
+            self._release.release(parameters=parameters, unlock=unlock)
+        except BaseException:
+            self._attach()
+            raise
+
+    def acquire(self) -> None:
+        """See Release."""
+        self._release.acquire()
+        self._attach()
 
     def discard(self) -> None:
         """Forget updates that backward has begun."""

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Generic, TypeVar
 
 import torch
@@ -46,6 +46,8 @@ class Worker:
             raise StateError("the optimizer must be open, not closed: construct it again with the same path to go on")
         if self._process != os.getpid():
             raise StateError("an optimizer must be used in the process that made it, not in a fork of that")
+        if current_thread() is self._thread:
+            raise StateError("an optimizer must not be called from within its own call (a norm hook): call it after")
         request = _Call(call)
         try:
             self._calls.put(request)
