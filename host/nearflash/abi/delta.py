@@ -78,7 +78,7 @@ class DeltaHeader:
         return text + crc32c(text).to_bytes(4, "little")
 
     @staticmethod
-    def stated_bytes(text: bytes) -> int:
+    def size_in(text: bytes) -> int:
         """Bytes of the delta that these, its first 32, begin: to fetch what `unpack` then checks."""
         return int.from_bytes(text[20:24], "little")
 

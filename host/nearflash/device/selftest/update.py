@@ -140,7 +140,7 @@ def run_update(
             outputs[name].sync_from_device(0, size_bytes)
             results[name] = outputs[name].host[:size_bytes].tobytes()
         if case.delta:  # as long as its header states
-            results["copy"] = results["copy"][: DeltaHeader.stated_bytes(results["copy"])]
+            results["copy"] = results["copy"][: DeltaHeader.size_in(results["copy"])]
         return results, counters
     finally:
         for buffer in buffers.values():

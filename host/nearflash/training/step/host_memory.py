@@ -16,9 +16,33 @@ from numpy.typing import NDArray
 from nearflash.storage.state.fingerprint import KEYS, RUN
 from nearflash.support.native import find_address, load_library
 
-__all__ = ["KEYS", "RUN", "WORD_BYTES", "Row", "copy_all", "is_plain", "load_tensor_loops", "sums_of", "widen_bf16"]
+__all__ = [
+    "KEYS",
+    "RUN",
+    "WORD_BYTES",
+    "Row",
+    "copy_all",
+    "divide_copies",
+    "is_plain",
+    "load_tensor_loops",
+    "sums_of",
+    "widen_bf16",
+]
+    "KEYS",
+    "RUN",
+    "WORD_BYTES",
+    "Row",
+    "copy_all",
+    "divide_copies",
+    "is_plain",
+    "load_tensor_loops",
+    "sums_of",
+    "widen_bf16",
+]
 
 WORD_BYTES = 4
+_ALIGNED = 64
+"""Bytes, of which a thread's part of copies is a multiple."""
 Row = tuple[int, int, int, int]
 """Address of words, address of their target or 0, their number, and the place of the first in its tensor."""
 
@@ -64,6 +88,19 @@ def copy_all(table: Sequence[tuple[int, int, int]]) -> None:
     """Copy for each row to an address from an address so many bytes."""
     for target, source, size_bytes in table:
         ctypes.memmove(target, source, size_bytes)  # without Python's lock
+
+
+def divide_copies(table: Sequence[tuple[int, int, int]], threads: int) -> list[list[tuple[int, int, int]]]:
+    """Divide all bytes, in order, among so many threads that each call `copy_all`."""
+    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
+    offset, share = 0, -(-sum(size_bytes for _, _, size_bytes in table) // (threads * _ALIGNED)) * _ALIGNED
+    for target, source, size_bytes in table:
+        first = 0
+        while first < size_bytes:
+            length = min(size_bytes - first, share - offset % share)
+            shares[offset // share].append((target + first, source + first, length))
+            first, offset = first + length, offset + length
+    return shares
 
 
 def widen_bf16(source: int, out: NDArray[np.float32]) -> None:

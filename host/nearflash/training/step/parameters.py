@@ -24,7 +24,7 @@ from nearflash.training.step.fingerprint import (
     fingerprint_of_copy,
     fingerprints,
 )
-from nearflash.training.step.host_memory import copy_all, is_plain, widen_bf16
+from nearflash.training.step.host_memory import copy_all, divide_copies, is_plain, widen_bf16
 from nearflash.training.step.requirements import check_parameter
 from nearflash.training.step.streamed import find_values, is_streamed
 
@@ -38,8 +38,6 @@ _WORDS = {
     torch.bfloat16: (torch.int16, np.uint16, ValueFormat.BF16),
 }
 """A dtype's words, for torch and for NumPy, and their format in a delta."""
-_ALIGNED = 64
-"""Bytes, of which a thread's part of what is published is a multiple."""
 _NOTHING = torch.empty(0)
 _DTYPE_OF = {copy: dtype for dtype, copy in COPY_OF.items()}
 
@@ -379,7 +377,7 @@ class FlatParameters:
     def _keep_delta(
         self, piece: TensorPiece, target: torch.Tensor, old: NDArray[Any] | None, delta: NDArray[np.uint8] | None = None
     ) -> None:
-        """What changed in a piece, from its old words; without these it is the delta that is given."""
+        """Keep what changed in a piece, from its old words; without these it is the delta that is given."""
         words, word, value_format = _WORDS[target.dtype]
         if old is not None:
             delta = delta_of(old, target.view(words).numpy().view(word), value_format)
@@ -389,7 +387,7 @@ class FlatParameters:
         self.deltas[piece.tensor][piece.first] = delta
 
     def _target(self, piece: TensorPiece) -> torch.Tensor:
-        """Where a piece's new values go."""
+        """Find where a piece's new values go."""
         if (whole := self._next[piece.tensor]) is None:
             whole = self.tensors[piece.tensor].detach().view(-1)
             self.begun.add(piece.position // self.manifest.extent_params)
@@ -413,8 +411,9 @@ class FlatParameters:
         tensors = [index for index in tensors if not is_streamed(self.tensors[index])]
         copied = [index for index in tensors if self._next[index] is not None]
         plain = [index for index in copied if self._is_like_next(index)]
+        copies = [(self.tensors[i].data_ptr(), new.data_ptr(), new.nbytes) for i in plain for new in [self._copy_of(i)]]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(copy_all, self._shares(plain, os.cpu_count() or 1)):
+            for _ in pool.map(copy_all, divide_copies(copies, os.cpu_count() or 1)):
                 pass
         for index in (*plain, *set(tensors).difference(copied)):
             torch.autograd.graph.increment_version(self.tensors[index])
@@ -447,19 +446,6 @@ class FlatParameters:
     def _is_like_next(self, index: int) -> bool:
         tensor, values = self.tensors[index], self._copy_of(index)
         return is_plain(tensor) and tensor.dtype is values.dtype and tensor.numel() == values.numel()
-
-    def _shares(self, tensors: Sequence[int], threads: int) -> list[list[tuple[int, int, int]]]:
-        """Divide all bytes, in order, among the threads of `copy_all`."""
-        shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
-        offset, share = 0, -(-sum(self._copy_of(i).nbytes for i in tensors) // (threads * _ALIGNED)) * _ALIGNED
-        for index in tensors:
-            source, target = self._copy_of(index).data_ptr(), self.tensors[index].data_ptr()
-            first, size_bytes = 0, self._copy_of(index).nbytes
-            while first < size_bytes:
-                length = min(size_bytes - first, share - offset % share)
-                shares[offset // share].append((target + first, source + first, length))
-                first, offset = first + length, offset + length
-        return shares
 
     # Changes from outside
 

@@ -107,7 +107,9 @@ class Transfer:
         for array in (*self._arrays, *self._host_arrays):
             memory = slot.memory(array, slot.extent)
             self._store.write(array.name, slot.extent, memory)
-            self._traffic.add(flash_written_bytes=memory.size)
+            # What lies in the host's memory crosses the link on its way to the device's flash.
+            crosses = memory.size if array in self._host_arrays else 0
+            self._traffic.add(flash_written_bytes=memory.size, to_device_bytes=crosses)
         slot.step = self._store.steps + 1
 
     # The device
@@ -205,7 +207,7 @@ class Transfer:
         """Its header, and then as much as this states. Raises StreamError."""
         buffer = self._buffers["copy"]
         self._move(buffer, 0, HEADER_BYTES, down=False)
-        size_bytes = DeltaHeader.stated_bytes(buffer.host[:HEADER_BYTES].tobytes())
+        size_bytes = DeltaHeader.size_in(buffer.host[:HEADER_BYTES].tobytes())
         if not HEADER_BYTES <= size_bytes <= buffer.size_bytes:
             raise delta_error(StreamFault.LENGTH, f"{size_bytes} bytes in its header")
         self._move(buffer, HEADER_BYTES, size_bytes - HEADER_BYTES, down=False)

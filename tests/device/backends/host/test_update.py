@@ -217,7 +217,7 @@ def test_a_delta_is_what_changes_in_the_copy(monkeypatch, copy, lr, params):
             counters = device.run(command).counters
             results.append((device.memory.view(*command.writes()["copy"]).copy(), counters))
     (mine, counted), (model, model_counted), (new, _) = results
-    size = DeltaHeader.stated_bytes(mine[:32].tobytes())
+    size = DeltaHeader.size_in(mine[:32].tobytes())
     np.testing.assert_array_equal(mine[:size], model[:size])
     assert counted == model_counted
     changes = changes_of(mine[:size])
@@ -240,7 +240,7 @@ def test_a_delta_for_other_words_is_refused():
         command = replace(command, outputs=command.outputs | {"copy": host.allocate(256).address})
         host.run(command)
         delta = host.memory.view(*command.writes()["copy"])
-        delta = delta[: DeltaHeader.stated_bytes(delta[:32].tobytes())]
+        delta = delta[: DeltaHeader.size_in(delta[:32].tobytes())]
         words = np.zeros(65, np.uint16)
         with pytest.raises(StreamError, match="not with 64 parameters in BF16"):
             apply_delta(delta, [(0, words.ctypes.data, 65)])

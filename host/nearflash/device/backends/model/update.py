@@ -74,7 +74,7 @@ class ModelDevice(ImmediateDevice):
 
 
 def _delta(command: UpdateCommand, p: NDArray[np.float32], words: NDArray[np.uint16] | None) -> NDArray[np.uint8]:
-    """What changes from the copy of p to the new one."""
+    """Pack what changes from the copy of p to the new one."""
     assert words is not None, "a command without a copy is refused"
     old = low_precision(p, command.copy)[0]
     text = delta_of(old.tolist(), words.tolist(), ValueFormat[command.copy.name])
