@@ -35,13 +35,15 @@ def test_all_of_them_is_as_without(tensors, open_optimizer, tmp_path):
     assert np.array_equal(*found)
 
 
-def test_few_of_them_need_few_bytes(open_optimizer):
+@pytest.mark.parametrize(("saved", "left_out"), [(True, 3 / 4), (False, 0)])
+def test_few_of_them_need_few_bytes(open_optimizer, saved, left_out):
+    """And what is left out, where it is saved: 5/8, in whole blocks."""
     tensor = torch.nn.Parameter(torch.zeros(64 * 1024))
-    optimizer = open_optimizer([tensor], extent_params=16 * 1024, compression=TopK(0.01))
+    optimizer = open_optimizer([tensor], extent_params=16 * 1024, compression=TopK(0.01, saved=saved))
     tensor.grad = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
     optimizer.step()
     down = optimizer.report.traffic.to_device_bytes / optimizer.report.traffic.params
-    assert 0.04 < down < 0.06, "bytes a parameter: 1 % of 4, and headers"
+    assert 0.04 < down - left_out < 0.06, "bytes a parameter: 1 % of 4, and headers"
     assert int((tensor != 0).sum()) == 4 * round(0.01 * 16 * 1024)
 
 
@@ -111,3 +113,27 @@ def test_what_was_left_out_is_resumed_rolled_back_and_carried(tensors, open_opti
     optimizer.close()
     with pytest.raises(StateError, match=r"parameters must be those of .*: [45] arrays, not 3"):
         open_optimizer(mine, resume=True)
+
+
+def test_what_is_not_saved_begins_at_zero_after_a_resume_or_a_rollback(open_optimizer, tmp_path):
+    """A constant gradient: the second step keeps other elements than the first, unless what it left out is gone."""
+    start = torch.nn.Parameter(torch.zeros(1024))
+    g = torch.randn(1024, generator=torch.Generator().manual_seed(4))
+
+    def changed(optimizer, tensor):
+        before = tensor.detach().clone()
+        tensor.grad = g.clone()
+        optimizer.step()
+        return set(torch.nonzero(tensor.detach() != before).view(-1).tolist())
+
+    settings = {"compression": TopK(0.05, saved=False), "lr": 1e-2}
+    (tensor,) = copies([start])
+    with open_optimizer([tensor], path=tmp_path / "state", **settings) as optimizer:
+        first, second = changed(optimizer, tensor), changed(optimizer, tensor)
+        assert len(first) < len(second)  # moments of the first ones go on
+        assert "residual" not in [array.name for array in optimizer.store.manifest.arrays]
+        optimizer.rollback()
+        assert changed(optimizer, tensor) == first
+    (again,) = copies([start])
+    with open_optimizer([again], path=tmp_path / "state", resume=True, **settings) as optimizer:
+        assert changed(optimizer, again) == first

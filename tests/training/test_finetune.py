@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from nearflash import training
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.cli import main as cli
-from nearflash.training import NearStorageAdamW
+from nearflash.training import NearStorageAdamW, TopK
 from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
 from nearflash.training.generators import generator_states, restore_generators, seed_generators
 
@@ -193,11 +194,33 @@ def test_save_onto_a_file_is_refused_before_training(train, tmp_path):
 def test_options_reach_the_optimizer(train, tmp_path):
     code, err = train(
         "--optimizer", "lion", "--dtype", "fp16", "--topk", "0.1", "--overlap", "backward",
-        "--max-grad-norm", "0.5", steps=2,
+        "--max-grad-norm", "0.5", "--topk-unsaved", steps=2,
     )  # fmt: skip
     moved = {name: float(err.split(f"{name} ")[1].split(",")[0].split(";")[0]) for name in ("down", "read", "written")}
-    # p, m of Lion and what Top-K left out are written; where the norm was clipped, up to once more in vain.
-    assert code == 0 and moved["down"] < 1.2 and 12 <= moved["written"] < 25.2, err
+    # p, m of Lion are written; where the norm was clipped, up to once more in vain.
+    assert code == 0 and moved["down"] < 1.2 and 8 <= moved["written"] < 16.8, err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], TopK(0.1)),
+        (["--topk-residual", "fp32", "--topk-values", "fp16"], TopK(0.1, residual="fp32", value_format="fp16")),
+        (["--topk-residual", "none", "--topk-warmup", "3"], TopK(0.1, feedback=False, warmup_steps=3)),
+        (["--topk-unsaved"], TopK(0.1, saved=False)),
+    ],
+)
+def test_choices_of_topk(train, monkeypatch, options, expected):
+    found = []
+    monkeypatch.setattr(training, "NearStorageAdamW", lambda *_, **given: found.append(given["compression"]) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train("--topk", "0.1", *options)
+    assert found == [expected]
+
+
+def test_choices_of_topk_want_topk(train):
+    code, err = train("--topk-warmup", "3")
+    assert code == 2 and "--topk must be given beside the warmup of Top-K: the share that is sent" in err
 
 
 def test_two_devices(train, tmp_path):

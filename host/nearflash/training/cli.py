@@ -14,6 +14,7 @@ from nearflash.support.arguments import above_zero, non_negative, positive, rate
 from nearflash.support.progress import print_step
 
 if TYPE_CHECKING:
+    from nearflash.training import TopK
     from nearflash.training.finetune import TrainingProgress
     from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 
@@ -103,7 +104,7 @@ def train(subparsers: Any) -> None:
     parser.add_argument(
         "--max-grad-norm", type=rate, default=1.0, help="Clip the norm of the gradient to this; 0 clips nothing."
     )
-    parser.add_argument("--topk", type=float, metavar="RATIO", help="Send this share of the gradient only.")
+    _add_topk(parser)
     parser.add_argument("--overlap", default="step", choices=("step", "backward"), help="When updates begin.")
     parser.add_argument(
         "--threads",
@@ -154,9 +155,46 @@ def _train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+def _add_topk(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--topk", type=float, metavar="RATIO", help="Send this share of the gradient only.")
+    parser.add_argument(
+        "--topk-residual", choices=("int4", "fp32", "none"),
+        help="How what is not sent is held until the next step: in 4 bits (default), exactly, or not at all.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--topk-values", choices=("bf16", "fp16", "fp32"), help="Number format of what is sent (default: bf16)."
+    )
+    parser.add_argument(
+        "--topk-warmup", type=non_negative, metavar="STEPS", help="Steps in which the share falls from all to RATIO."
+    )
+    parser.add_argument(
+        "--topk-unsaved", action="store_true", default=None,
+        help="Keep what is not sent out of the state: nothing of it crosses the link, a resumed run begins without it.",
+    )  # fmt: skip
+
+
+def _compression(arguments: argparse.Namespace) -> "TopK | None":
+    """Raises CommandError for choices of Top-K without it."""
     from nearflash.training import TopK
 
+    choices = {name: getattr(arguments, f"topk_{name}") for name in ("residual", "values", "warmup", "unsaved")}
+    given = {name: value for name, value in choices.items() if value is not None}
+    if not arguments.topk:
+        if given:
+            raise CommandError(f"--topk must be given beside the {next(iter(given))} of Top-K: the share that is sent")
+        return None
+    residual = given.get("residual", "int4")
+    return TopK(
+        arguments.topk,
+        feedback=residual != "none",
+        value_format=given.get("values", "bf16"),
+        residual="int4" if residual == "none" else residual,
+        warmup_steps=given.get("warmup", 0),
+        saved="unsaved" not in given,
+    )
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     devices = arguments.device if len(arguments.device) > 1 else arguments.device * len(arguments.path)
     return {
         "path": arguments.path,
@@ -166,7 +204,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         "state_format": arguments.state_format,
         "max_grad_norm": arguments.max_grad_norm or None,
         "loss_scale": "dynamic" if arguments.dtype == "fp16" else None,
-        "compression": TopK(arguments.topk) if arguments.topk else None,
+        "compression": _compression(arguments),
         "overlap": arguments.overlap,
     }
 

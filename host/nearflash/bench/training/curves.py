@@ -3,7 +3,8 @@
     torch-memory      torch.optim.AdamW, clipped by torch: what the others are compared with
     fp32-state        NearStorageAdamW: the same within rounding
     bf16-state, mx8-state
-    topk              1 % of the gradient, what is left out is carried over
+    topk              1 % of the gradient, what is left out is carried over in 4 bits
+    topk-exact        the same in fp32
     topk-no-feedback  1 % of the gradient, what is left out is lost
 
 All begin with the same fp32 weights and see the same batches. A row has the mean loss of each tenth of the steps and
@@ -37,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16-state": {"state_format": "bf16"},
     "mx8-state": {"state_format": "mx8"},
     "topk": {"compression": TopK(0.01)},
+    "topk-exact": {"compression": TopK(0.01, residual="fp32")},
     "topk-no-feedback": {"compression": TopK(0.01, feedback=False)},
 }
 STEPS, WINDOW, BATCH = 200, 64, 2

@@ -55,7 +55,7 @@ def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple
             arrays[role] = StateArray(role, rule.state_format.element_bytes, 1, torch_name)
             if rule.state_format is StateFormat.MX8:
                 arrays[f"{role}_scale"] = StateArray(f"{role}_scale", 1, BLOCK_PARAMS)
-    if compression is not None and compression.feedback:
+    if compression is not None and compression.feedback and compression.saved:
         arrays |= _RESIDUALS[compression.residual]
     return tuple(arrays.values())
 

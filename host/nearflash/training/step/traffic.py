@@ -26,7 +26,7 @@ class Traffic:
     params: int = 0
     """Parameters updated, summed over the committed steps, padding included."""
     to_device_bytes: int = 0
-    """Over the host link down: gradients."""
+    """Over the host link down: gradients, and what compression left out of them, where that is saved."""
     from_device_bytes: int = 0
     """Over the host link up: parameters or their low-precision copy."""
     flash_read_bytes: int = 0

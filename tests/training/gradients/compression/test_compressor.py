@@ -28,7 +28,7 @@ def test_selection_is_that_of_a_sort(seed, distinct, ratio):
 @pytest.mark.parametrize("value_format", ["fp16", "bf16", "fp32"])
 def test_kept_and_left_out_add_up_exactly(value_format):
     """Over several steps, and to the bit: a difference of a number and its rounding is exact in fp32."""
-    compressor = Compressor(TopK(0.05, value_format=value_format), 512)
+    compressor = Compressor(TopK(0.05, value_format=value_format, residual="fp32"), 512)
     for step in range(1, 6):
         g, before = gradients(step), compressor.arrays().get("residual", np.zeros(512, np.float32)).copy()
         kept = expand(compressor.compress(0, g, step), 512)
@@ -39,7 +39,7 @@ def test_kept_and_left_out_add_up_exactly(value_format):
 def test_nothing_is_lost_over_the_range_of_fp16():
     g = np.zeros(16, np.float32)
     g[3], g[5] = 100_000, 1e-9
-    compressor = Compressor(TopK(1.0, value_format="fp16"), 16)
+    compressor = Compressor(TopK(1.0, value_format="fp16", residual="fp32"), 16)
     kept = expand(compressor.compress(0, g, 1), 16)
     compressor.commit()
     assert kept[3] == 65504 and kept[5] == 0

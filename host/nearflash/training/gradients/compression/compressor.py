@@ -81,17 +81,21 @@ class Compressor:
         return {} if self._residual is None else self._residual.arrays()
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what `arrays` gave. Raises StateError for another kind or number of parameters."""
+        """Take over what `arrays` gave, or begin with nothing left out, where that is not saved.
+
+        Raises StateError for another kind or number of parameters.
+        """
         self._pending.clear()
         if self._residual is not None:
-            self._residual.load(arrays)
+            zeros = {name: np.zeros_like(array) for name, array in self.arrays().items()}
+            self._residual.load(arrays if self.settings.saved else zeros)
 
     def after(self, start: int, params: int, ranges: Iterable[int]) -> dict[str, NDArray[Any]]:
         """Copy what `arrays` will have of [start, start + params) after a commit: copies, on the CPU.
 
-        ranges: starts of those that `compress` was called with in there.
+        ranges: starts of those that `compress` was called with in there. Nothing where it is not saved.
         """
-        if self._residual is None:
+        if self._residual is None or not self.settings.saved:
             return {}
         pending = {first: self._pending[first] for first in ranges if first in self._pending}
         return self._residual.after(start, params, pending)

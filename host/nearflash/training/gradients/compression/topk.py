@@ -17,8 +17,10 @@ class TopK:
     ratio: share kept, in (0, 1], or a function of the step (from 1) that gives it.
     feedback: what is not kept is added to the next step's gradients; without it, it is lost.
     value_format: of the values on the wire. fp16 ends at 6e-8 below: gradients without a loss scale often lie there.
-    residual: how what is not kept is held between steps: "fp32" (4 bytes a parameter of host or GPU memory, exact), or
-    "int4" (5/8 byte; 16 parameters share a scale, and rounding loses up to 1/14 of the largest one's magnitude).
+    residual: how what is not kept is held between steps: "int4" (5/8 byte a parameter of host or GPU memory; 16
+    parameters share a scale, and rounding loses up to 1/14 of the largest one's magnitude), or "fp32" (4 bytes, exact).
+    saved: what is not kept is a part of the state, so that training resumes bit by bit, and each step's crosses the
+    link; else it stays where gradients come from, and is zero again after a resume, a restore or a rollback.
     warmup_steps: steps in which the share falls from 1 to `ratio` exponentially.
 
     Source: Lin et al., Deep Gradient Compression (ICLR'18), warm-up; MicroAdam (NeurIPS'24), the residual in 4 bits.
@@ -27,7 +29,8 @@ class TopK:
     ratio: float | Callable[[int], float] = 0.01
     feedback: bool = True
     value_format: Literal["fp16", "bf16", "fp32"] = "bf16"
-    residual: Literal["fp32", "int4"] = "fp32"
+    residual: Literal["fp32", "int4"] = "int4"
+    saved: bool = True
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
