@@ -28,17 +28,6 @@ __all__ = [
     "sums_of",
     "widen_bf16",
 ]
-    "KEYS",
-    "RUN",
-    "WORD_BYTES",
-    "Row",
-    "copy_all",
-    "divide_copies",
-    "is_plain",
-    "load_tensor_loops",
-    "sums_of",
-    "widen_bf16",
-]
 
 WORD_BYTES = 4
 _ALIGNED = 64
