@@ -3,9 +3,17 @@ import pytest
 import torch
 
 from nearflash.abi.errors import StateError
+from nearflash.support import native
+from nearflash.training.gradients.compression import loops
+from nearflash.training.gradients.compression import residual as module
 from nearflash.training.gradients.compression.residual import BLOCK_PARAMS, ExactResidual, QuantizedResidual
 
 CPU = torch.device("cpu")
+GENERIC = native.ProcessorLevel("generic", ("-O1",), frozenset())
+
+
+def read(residual, start, params):
+    return residual.add(start, torch.zeros(params))
 
 
 @pytest.mark.parametrize("kind", [ExactResidual, QuantizedResidual])
@@ -15,17 +23,17 @@ def test_ranges_do_not_touch_each_other_and_arrays_bring_them_back(kind):
     first, second = torch.randn(32), torch.randn(64)
     residual.write(64, residual.pack(second))
     residual.write(16, residual.pack(first))
-    kept = residual.read(64, 64)
-    assert not residual.read(0, 16).any() and not residual.read(48, 16).any()
+    kept = read(residual, 64, 64)
+    assert not read(residual, 0, 16).any() and not read(residual, 48, 16).any()
     other = kind(128, CPU)
     other.load({name: array.copy() for name, array in residual.arrays().items()})
-    assert torch.equal(other.read(0, 128), residual.read(0, 128)) and torch.equal(other.read(64, 64), kept)
+    assert torch.equal(read(other, 0, 128), read(residual, 0, 128)) and torch.equal(read(other, 64, 64), kept)
 
 
 def test_exact_values_are_exact():
     residual, values = ExactResidual(16, CPU), torch.randn(16)
     residual.write(0, residual.pack(values))
-    assert torch.equal(residual.read(0, 16), values)
+    assert torch.equal(read(residual, 0, 16), values)
 
 
 def test_four_bits_lose_half_a_scale_at_most():
@@ -34,7 +42,7 @@ def test_four_bits_lose_half_a_scale_at_most():
     values[3] = 0
     residual = QuantizedResidual(values.numel(), CPU)
     residual.write(0, residual.pack(values.view(-1)))
-    error = (residual.read(0, values.numel()).view_as(values) - values).abs()
+    error = (read(residual, 0, values.numel()).view_as(values) - values).abs()
     assert (error <= values.abs().amax(dim=1, keepdim=True) / 14 * (1 + 2**-6)).all()
     assert sum(array.nbytes for array in residual.arrays().values()) * 8 == 5 * values.numel()
 
@@ -42,7 +50,7 @@ def test_four_bits_lose_half_a_scale_at_most():
 def test_four_bits_of_tiny_values_are_zero():
     residual = QuantizedResidual(16, CPU)
     residual.write(0, residual.pack(torch.full((16,), 1e-44)))
-    assert torch.isfinite(residual.read(0, 16)).all()
+    assert torch.isfinite(read(residual, 0, 16)).all()
 
 
 def test_arrays_of_another_kind_are_refused():
@@ -56,4 +64,39 @@ def test_loading_does_not_share_memory():
     residual = ExactResidual(16, CPU)
     residual.load(values)
     values["residual"][:] = 2
-    assert residual.read(0, 1).item() == 1
+    assert read(residual, 0, 16)[0].item() == 1
+
+
+@pytest.fixture(params=[native.pick_target(), GENERIC], ids=lambda target: target.name)
+def level(request, monkeypatch):
+    """The compiled passes for this processor, and for one without vectors."""
+    monkeypatch.setattr(native, "pick_target", lambda: request.param)
+    loops._load.cache_clear()
+    yield
+    loops._load.cache_clear()
+
+
+@pytest.mark.usefixtures("level")
+def test_compiled_passes_have_the_bits_of_torch(monkeypatch):
+    """Wide exponents, subnormal and zero blocks, values half way between two."""
+    torch.manual_seed(5)
+    values = (torch.randn(4096, BLOCK_PARAMS) * torch.logspace(-44, 37, 4096)[:, None]).view(-1)
+    values[:BLOCK_PARAMS] = 0
+    values[-64:] = torch.arange(64) / 2 - 16
+    found = []
+    for compiled in (True, False):
+        monkeypatch.setattr(module, "_is_compiled", lambda given, compiled=compiled: compiled)
+        held = QuantizedResidual(values.numel(), CPU)
+        packed = held.pack(values)
+        held.write(0, packed)
+        found.append([*packed, held.add(0, values.flip(0)).view(torch.int32)])
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("params", [1, 31, 32, 1000])
+def test_large_numbers_are_found(params):
+    bits = np.random.default_rng(params).integers(-(1 << 31), 1 << 31, params).astype(np.int32)
+    least = 0x30000000
+    np.testing.assert_array_equal(loops.find_large(bits, least), np.flatnonzero((bits & 0x7FFFFFFF) >= least))

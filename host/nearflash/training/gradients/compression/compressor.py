@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, NonFiniteError
 from nearflash.device.backends.host.topk import decode_values, encode_values, pack
+from nearflash.training.gradients.compression.loops import find_large
 from nearflash.training.gradients.compression.residual import BLOCK_PARAMS, ExactResidual, QuantizedResidual, Residual
 from nearflash.training.gradients.compression.topk import TopK
 
 __all__ = ["Compressor"]
 
-_INFINITY = 0x7F800000
+_INFINITY, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
 _SAMPLED = 64
 """One of so many elements is looked at first."""
 
@@ -56,7 +57,8 @@ class Compressor:
         _check_multiple("start", start)
         _check_multiple("gradients", given.numel())
         params = given.numel()
-        total = given.float() if self._residual is None else self._residual.read(start, params).add_(given)
+        given = given.float()
+        total = given if self._residual is None else self._residual.add(start, given)
         chosen = _largest(total, self.settings.count(params, step))
         bits = encode_values(total[chosen].cpu().numpy(), self.settings.wire_format)
         if self._residual is not None:
@@ -108,33 +110,30 @@ def _check_multiple(name: str, params: int) -> None:
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
     """Ascending indices of the `count` values of largest magnitude, zeros left out, the lower index of equal ones."""
-    magnitude = values.abs().view(torch.int32)  # in the order of the magnitudes, as integers; NaN above all
-    threshold = max(_threshold(magnitude, count), 1)
-    chosen = _indices(magnitude >= threshold)
-    kept_values = magnitude[chosen]
-    if bool((kept_values >= _INFINITY).any()):
-        wrong = int((magnitude >= _INFINITY).sum())
-        raise NonFiniteError(f"gradients must be finite, not NaN or infinite in {wrong} elements; skip this step")
-    surplus = chosen.numel() - count
-    if surplus > 0:
-        keep = torch.ones_like(kept_values, dtype=torch.bool)
-        keep[(kept_values == threshold).nonzero().view(-1)[-surplus:]] = False
-        chosen = chosen[keep]
-    return chosen
-
-
-def _indices(mask: torch.Tensor) -> torch.Tensor:
-    return mask.nonzero().view(-1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))
-
-
-def _threshold(magnitude: torch.Tensor, count: int) -> int:
-    """The `count`-th largest."""
-    if magnitude.is_cuda:
-        return int(torch.topk(magnitude, count, sorted=False).values.min())
-    values = magnitude.numpy()
-    sample = values[::_SAMPLED]
+    if values.is_cuda:
+        magnitude = values.abs().view(torch.int32)  # in the order of the magnitudes, as integers; NaN above all
+        least = max(int(torch.topk(magnitude, count, sorted=False).values.min()), 1)
+        chosen = (magnitude >= least).nonzero().view(-1)
+        kept = magnitude[chosen].cpu().numpy()
+        return chosen[torch.from_numpy(_select(kept, count)).to(chosen.device)]
+    bits = values.contiguous().numpy().view(np.int32)
+    sample = bits[::_SAMPLED] & _MAGNITUDE
     likely = min(sample.size, 2 * count // _SAMPLED + 8)  # of the sample, so that it is below the one sought
-    candidates = values[values >= np.partition(sample, -likely)[-likely]]
-    if candidates.size < count:
-        candidates = values
-    return int(np.partition(candidates, -count)[-count])  # a hundred times as fast as torch's on the CPU
+    places = find_large(bits, min(max(int(np.partition(sample, -likely)[-likely]), 1), _INFINITY))
+    if places.size < count:
+        places = find_large(bits, 1)
+    return torch.from_numpy(places[_select(bits[places] & _MAGNITUDE, count)])
+
+
+def _select(magnitudes: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
+    """Which of these, in order and with all of the largest `count`, are those. Raises NonFiniteError."""
+    if wrong := int((magnitudes >= _INFINITY).sum()):
+        raise NonFiniteError(f"gradients must be finite, not NaN or infinite in {wrong} elements; skip this step")
+    if magnitudes.size <= count:
+        return np.ones(magnitudes.size, np.bool_)
+    least = np.partition(magnitudes, -count)[-count]  # a hundred times as fast as torch's on the CPU
+    chosen: NDArray[np.bool_] = magnitudes >= least
+    surplus = int(chosen.sum()) - count
+    if surplus:
+        chosen[np.flatnonzero(magnitudes == least)[-surplus:]] = False
+    return chosen

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
+from nearflash.training.gradients.compression.loops import add_residual, pack_residual
 
 __all__ = ["BLOCK_PARAMS", "ExactResidual", "QuantizedResidual", "Residual"]
 
@@ -19,8 +20,8 @@ _LARGEST = 7
 class Residual(Protocol):
     """One value for each of n parameters, zero at first; `start` and lengths are multiples of BLOCK_PARAMS."""
 
-    def read(self, start: int, params: int) -> torch.Tensor:
-        """Values of [start, start + params), fp32, not a view."""
+    def add(self, start: int, values: torch.Tensor) -> torch.Tensor:
+        """Sums of values (n,) and what is held of [start, start + n), fp32, in new memory."""
 
     def pack(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """fp32 values as they will be held, for `write`."""
@@ -76,9 +77,9 @@ class ExactResidual(_Held):
     def __init__(self, params: int, device: torch.device) -> None:
         super().__init__({"residual": torch.zeros(params, device=device)}, params)
 
-    def read(self, start: int, params: int) -> torch.Tensor:
-        """Values of [start, start + params), fp32, not a view."""
-        return self._slices(start, params)[0].clone()
+    def add(self, start: int, values: torch.Tensor) -> torch.Tensor:
+        """Sums of values (n,) and what is held of [start, start + n), fp32, in new memory."""
+        return self._slices(start, values.numel())[0] + values
 
     def pack(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """fp32 values as they will be held, for `write`."""
@@ -100,15 +101,20 @@ class QuantizedResidual(_Held):
         scales = torch.zeros(params // BLOCK_PARAMS, dtype=torch.int16, device=device)
         super().__init__({"residual": nibbles, "residual_scale": scales}, params)
 
-    def read(self, start: int, params: int) -> torch.Tensor:
-        """Values of [start, start + params), fp32, not a view."""
-        nibbles, scales = self._slices(start, params)
+    def add(self, start: int, values: torch.Tensor) -> torch.Tensor:
+        """Sums of values (n,) and what is held of [start, start + n), fp32, in new memory."""
+        nibbles, scales = self._slices(start, values.numel())
+        if _is_compiled(values) and nibbles.is_cpu:
+            return torch.from_numpy(add_residual(nibbles.numpy(), scales.numpy(), values.numpy()))
         both = torch.stack([nibbles & 15, nibbles >> 4], dim=1).to(torch.int8)
         signed = torch.where(both > _LARGEST, both - 16, both).float().view(-1, BLOCK_PARAMS)
-        return (signed * scales.view(torch.bfloat16).float()[:, None]).view(-1)
+        return (signed * scales.view(torch.bfloat16).float()[:, None]).view(-1) + values
 
     def pack(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """fp32 values as they will be held, for `write`."""
+        if _is_compiled(values):
+            packed, packed_scales = pack_residual(values.numpy())
+            return torch.from_numpy(packed), torch.from_numpy(packed_scales)
         blocks = values.view(-1, BLOCK_PARAMS)
         scales = (blocks.abs().amax(dim=1) / _LARGEST).bfloat16()
         inverse = torch.where(scales > 0, 1 / scales.float(), 0)
@@ -120,3 +126,8 @@ class QuantizedResidual(_Held):
         params = packed[0].numel() * 2
         for held, new in zip(self._slices(start, params), packed, strict=True):
             held.copy_(new)
+
+
+def _is_compiled(values: torch.Tensor) -> bool:
+    """Whether they are what the compiled passes take."""
+    return values.is_cpu and values.dtype is torch.float32 and values.is_contiguous()
