@@ -37,6 +37,15 @@ struct update_tiny {
     static constexpr std::int64_t delta = 0;
     static constexpr std::uint64_t digest = 0x6d8d65ffe1b7d9bdull;
 };
+struct update_tiny_delta {
+    static constexpr std::int64_t lanes = 1;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t outstanding_bursts = 4;
+    static constexpr std::int64_t burst_bytes = 512;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::int64_t delta = 1;
+    static constexpr std::uint64_t digest = 0xa5e0ffb9b569e9a9ull;
+};
 struct update_smartssd {
     static constexpr std::int64_t lanes = 4;
     static constexpr std::int64_t port_bits = 512;

@@ -8,7 +8,7 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.counters import ATTEND_COUNTERS, EXPAND_COUNTERS, UPDATE_COUNTERS
 from nearflash.abi.fields import Access, Field, Register, RegisterMap
 
-__all__ = ["ATTEND", "EXPAND", "FACTOR_BITS", "MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
+__all__ = ["ATTEND", "DELTA_BIT", "EXPAND", "FACTOR_BITS", "MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
 
 
 def fourcc(text: str) -> int:
@@ -19,6 +19,10 @@ def fourcc(text: str) -> int:
 MAGIC = fourcc("NFSH")
 FACTOR_BITS = 51
 """Significand bits of the denominator's factor: enough for a product to be a division (docs/contracts/numerics.md)."""
+DELTA_BIT = 18
+"""Of register `program`, in builds with deltas: write what the copy changes in its place (docs/contracts/gradients.md).
+
+No field of the map, which is that of builds without, too: their digests, and bitstreams, stay as they are."""
 _RW, _RO, _CONTROL = Access.RW, Access.RO, Access.CONTROL
 
 

@@ -9,7 +9,7 @@ from nearflash.abi.formats import BF16, FP16
 from nearflash.abi.kernel.commands import AttendCommand, CopyFormat, GradientFormat, Status, UpdateCommand
 from nearflash.abi.kernel.config import CONFIGS, update_config
 from nearflash.abi.optimizers import AdamStep, LionStep, SgdStep, StateFormat
-from nearflash.abi.registers import UPDATE
+from nearflash.abi.registers import DELTA_BIT, UPDATE
 from nearflash.abi.topk import StreamFault
 
 TINY = update_config("update-tiny")
@@ -198,3 +198,11 @@ def test_the_program_names_copy_and_gradient():
     assert (program["copy_format"], program["topk"], program["state_format"]) == (2, 1, 0)
     assert (values["gradient_bytes"], values["params"], values["copy_out_address"]) == (4096, 64, 0x9000)
     assert command().registers()["copy_out_address"] == 0
+
+
+def test_the_deltas_bit_is_none_of_the_maps():
+    """Builds without have the register as it was; those with read this bit, too."""
+    fields = UPDATE["program"].fields
+    assert all(field.lsb + field.width <= DELTA_BIT for field in fields)
+    plain, asked = (command(copy=CopyFormat.BF16, delta=delta).registers()["program"] for delta in (False, True))
+    assert asked == plain | 1 << DELTA_BIT and plain < 1 << DELTA_BIT

@@ -11,7 +11,7 @@ from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat
 from nearflash.abi.kernel.config import KernelConfig, UpdateConfig
 from nearflash.abi.optimizers import OptimizerStep
 from nearflash.abi.optimizers.program import program_registers
-from nearflash.abi.registers import UPDATE
+from nearflash.abi.registers import DELTA_BIT, UPDATE
 from nearflash.abi.topk import StreamFault
 
 __all__ = [
@@ -220,7 +220,7 @@ class UpdateCommand:
         scales = ("m_scale", "v_scale")
         return {
             **values,
-            "program": values["program"] | UPDATE["program"].pack(formats),
+            "program": values["program"] | UPDATE["program"].pack(formats) | self.delta << DELTA_BIT,
             "params": self.params,
             "gradient_bytes": self.gradient_bytes,
             **{f"{name}_address": self.inputs.get(name, 0) for name in ("g", "p", "m", "v", *scales)},

@@ -125,6 +125,8 @@ class UpdateConfig(KernelConfig):
             "gradients": (self.gradients in (("fp32",), SOFTWARE_GRADIENTS)
                           or (self.gradients == ("fp32", "topk") and self.lanes <= 4),
                           "fp32, and topk with up to 4 lanes"),
+            "delta": (not self.delta or self.gradients == SOFTWARE_GRADIENTS
+                      or (self.port_bits == 64 and self.lanes <= 4), "False but for ports of 64 bits"),
         })  # fmt: skip
 
     @property
@@ -245,6 +247,8 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
     for c in (
         UpdateConfig("tiny", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=512, clock_hz=100_000_000,
                      state_formats=_STATE_FORMATS, gradients=("fp32", "topk")),
+        UpdateConfig("tiny-delta", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=512, clock_hz=100_000_000,
+                     delta=True),
         UpdateConfig("smartssd", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096, clock_hz=300_000_000,
                      state_formats=_STATE_FORMATS, gradients=("fp32", "topk")),
         UpdateConfig("pynq-z2", lanes=1, port_bits=64, outstanding_bursts=8, burst_bytes=128, clock_hz=100_000_000),

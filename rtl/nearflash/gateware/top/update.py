@@ -5,7 +5,8 @@
     m_axi_gmem0..3 ─────────────────────────► Fetch ─ Pipeline ─ Store ─► m_axi_gmem0..3
                          └── scalars, program ────────┘        └─ counters
 
-Ports: gmem0 reads gradients, dense or a Top-K stream that is expanded on the way, and writes the low-precision copy;
+Ports: gmem0 reads gradients, dense or a Top-K stream that is expanded on the way, and writes the low-precision copy, or
+in builds with deltas what this changes;
 gmem1, gmem2 and gmem3 read and write p, m and v.
 Contract: the registers of nearflash.abi.registers.UPDATE, started as an XRT kernel (ap_ctrl_chain). Reads run ahead of
 writes, so a range may be updated in place, but in and out ranges must not overlap otherwise. A fault in a Top-K stream
@@ -21,7 +22,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from nearflash.abi.kernel.config import UpdateConfig
-from nearflash.abi.registers import UPDATE
+from nearflash.abi.registers import DELTA_BIT, UPDATE
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.registers import RegisterFile
@@ -64,7 +65,7 @@ class UpdateKernel(wiring.Component):
         m.submodules.sequencer = sequencer = Sequencer(self.config, registers.values.shape())
         m.submodules.scalars = scalars = UpdateScalars()
         m.submodules.fetch = fetch = Fetch(self.config)
-        m.submodules.pipeline = pipeline = UpdatePipeline(self.config.lanes)
+        m.submodules.pipeline = pipeline = UpdatePipeline(self.config.lanes, delta=self.config.delta)
         m.submodules.store = store = Store(self.config)
 
         # Control.
@@ -90,6 +91,11 @@ class UpdateKernel(wiring.Component):
         program = registers.values.program
         absent = Cat(C(0, 2), program.m_absent, program.v_absent)
         m.d.comb += [pipeline.program.eq(program), fetch.absent.eq(absent), store.absent.eq(absent)]
+        if self.config.delta:
+            m.d.comb += [
+                store.delta.eq(program.as_value()[DELTA_BIT]),
+                store.value_format.eq(program.copy_format),  # the same numbers
+            ]
         m.d.sync += store.discard.eq(fetch.fault != StreamFault.NONE)  # long before what came after the fault
         m.d.sync += pipeline.scalars.eq(scalars.o)  # a register for their way to all lanes
         for name in (*SCALARS, "denominator_factor"):

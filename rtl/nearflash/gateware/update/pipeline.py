@@ -12,6 +12,8 @@ from amaranth import Module
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from nearflash.gateware.fp.convert import ToNarrow
+from nearflash.gateware.fp.raw import Unpack
 from nearflash.gateware.stream.credit import CreditPipeline
 from nearflash.gateware.stream.datapath import Datapath, Timed
 from nearflash.gateware.update.lane import PROGRAM, Lane, LaneInput, LaneOutput, LaneScalars
@@ -24,9 +26,10 @@ def input_group(lanes: int) -> data.StructLayout:
     return data.StructLayout({"lanes": data.ArrayLayout(LaneInput, lanes), "last": 1})
 
 
-def output_group(lanes: int) -> data.StructLayout:
-    """Results of `lanes` parameters; `last` marks a command's final group."""
-    return data.StructLayout({"lanes": data.ArrayLayout(LaneOutput, lanes), "last": 1})
+def output_group(lanes: int, *, delta: bool = False) -> data.StructLayout:
+    """Results of `lanes` parameters; `last` marks a command's final group. delta: with the copies of the old ones."""
+    old = {"old": data.ArrayLayout(16, lanes)} if delta else {}
+    return data.StructLayout({"lanes": data.ArrayLayout(LaneOutput, lanes), "last": 1, **old})
 
 
 class UpdatePipeline(wiring.Component):
@@ -35,6 +38,7 @@ class UpdatePipeline(wiring.Component):
     Parameters
     ----------
     lanes : parameters a cycle.
+    delta : whether copies of the parameters as they were come out, too.
 
     Members
     -------
@@ -43,10 +47,11 @@ class UpdatePipeline(wiring.Component):
     o : Out stream of `output_group`.
     """
 
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: int, *, delta: bool = False) -> None:
+        self.lanes, self.delta = lanes, delta
+        results = output_group(lanes, delta=delta)
         self._lanes = [Lane() for _ in range(lanes)]
-        self._credit = CreditPipeline(self._lanes[0].LATENCY, input_group(lanes), output_group(lanes), memory="block")
+        self._credit = CreditPipeline(self._lanes[0].LATENCY, input_group(lanes), results, memory="block")
         #: Cycles from i to o when nothing stalls.
         self.LATENCY = self._credit.LATENCY
         super().__init__(
@@ -54,7 +59,7 @@ class UpdatePipeline(wiring.Component):
                 "i": In(stream.Signature(input_group(lanes))),
                 "program": In(PROGRAM),
                 "scalars": In(LaneScalars),
-                "o": Out(stream.Signature(output_group(lanes))),
+                "o": Out(stream.Signature(results)),
             }
         )
 
@@ -72,6 +77,16 @@ class UpdatePipeline(wiring.Component):
                 lane.scalars.eq(self.scalars),
                 credit.core_o.lanes[index].eq(lane.o),
             ]
+        if self.delta:
+            self._round_old(m)
         last = Datapath(m).delay(Timed(credit.core_i.last, 0), credit.core_latency)
         m.d.comb += credit.core_o.last.eq(last)
         return m
+
+    def _round_old(self, m: Module) -> None:
+        """Copies of the parameters as they come in, beside the lanes."""
+        path = Datapath(m)
+        for index, old in enumerate(self._credit.core_o.old):
+            p = path.call(f"unpack_old_{index}", Unpack(), i=Timed(self._credit.core_i.lanes[index].p, 0))
+            copy = path.call(f"round_old_{index}", ToNarrow(), i=p, bf16=self.program.copy_format[1])
+            m.d.comb += old.eq(path.delay(copy, self._credit.core_latency))

@@ -3,7 +3,7 @@
           ┌─ Widen ─ BurstWriter ─ gmem1 (p)
     i ─ Fork ─ Widen ─ BurstWriter ─ gmem2 (m)
           ├─ Widen ─ BurstWriter ─ gmem3 (v)
-          └─ Widen ─ BurstWriter ─ gmem0 (copy, when asked for)
+          └─ Widen ─ BurstWriter ─ gmem0 (copy, when asked for; or DeltaPacker in the place of Widen)
 
 In a build with narrow state formats m and v go through a StateWriter each.
 
@@ -21,9 +21,11 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP16, FP32
 from nearflash.abi.kernel.config import UpdateConfig
+from nearflash.abi.topk import ValueFormat
 from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4WriteSignature
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents
+from nearflash.gateware.gradients.delta import DeltaPacker
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Widen, pieces
 from nearflash.gateware.update.dither import DitherCommand
@@ -75,6 +77,8 @@ class Store(wiring.Component):
     discard : In. clear : In, forgets errors. error : array of four Out BusError.
     events : array of four Out WriteEvents. counts : Out StoreEvents.
     idle : Out, all writers are idle.
+    delta, value_format : In, in builds with deltas: what the copy changes is written in its place, in that format; both
+        must stay as they are until `idle`.
     """
 
     def __init__(self, config: UpdateConfig) -> None:
@@ -83,7 +87,7 @@ class Store(wiring.Component):
         super().__init__(
             {
                 "i_command": In(stream.Signature(StoreCommand)),
-                "i": In(stream.Signature(output_group(config.lanes))),
+                "i": In(stream.Signature(output_group(config.lanes, delta=config.delta))),
                 "bus": Out(Axi4WriteSignature(config.port_bits)).array(count),
                 "absent": In(count),
                 "discard": In(1),
@@ -92,6 +96,7 @@ class Store(wiring.Component):
                 "events": Out(WriteEvents).array(count),
                 "counts": Out(StoreEvents),
                 "idle": Out(1),
+                **({"delta": In(1), "value_format": In(ValueFormat)} if config.delta else {}),
             }
         )
 
@@ -100,7 +105,7 @@ class Store(wiring.Component):
         m = Module()
         lanes, count = self.config.lanes, len(OUTPUTS)
         m.submodules.commands = commands = Fork(StoreCommand, count)
-        m.submodules.groups = groups = Fork(output_group(lanes), count)
+        m.submodules.groups = groups = Fork(output_group(lanes, delta=self.config.delta), count)
         wiring.connect(m, wiring.flipped(self.i_command), commands.i)
         wiring.connect(m, wiring.flipped(self.i), groups.i)
 
@@ -115,6 +120,7 @@ class Store(wiring.Component):
         writers = []
         for index, name in enumerate(OUTPUTS):
             write = self._write_state if name in STATES and len(self.config.state_formats) > 1 else self._write
+            write = self._write_delta if name == "copy" and self.config.delta else write
             writer = write(m, index, name, commands.o[index], groups.o[index], filled)
             wiring.connect(m, writer.bus, wiring.flipped(self.bus[index]))
             m.d.comb += [
@@ -123,7 +129,10 @@ class Store(wiring.Component):
                 self.events[index].eq(writer.events),
             ]
             writers.append(writer)
-        m.d.comb += self.idle.eq(Cat(writer.idle for writer in writers).all())
+        idle = [writer.idle for writer in writers]
+        if self.config.delta:
+            idle.append(m.submodules.pack_delta.idle)
+        m.d.comb += self.idle.eq(Cat(idle).all())
 
         taken = self.i.valid & self.i.ready
         for event, flags in {
@@ -164,6 +173,38 @@ class Store(wiring.Component):
             writer.i.payload.strb.eq(Cat(bit.replicate(number.bytes) for bit in widen.o.payload.strb)),
             widen.o.ready.eq(writer.i.ready),
         ]
+        return writer
+
+    def _write_delta(self, m: Module, index: int, name: str, command: Any, group: Any, filled: Signal) -> BurstWriter:
+        """Writer of the copy, which takes what a packer gives where the command is for what changes."""
+        writer = self._write(m, index, name, command, group, filled)
+        m.submodules.pack_delta = packer = DeltaPacker(self.config.lanes)
+        given, wanted, part = self.i_command.payload, Signal(), packer.o_command.payload
+        m.d.comb += [
+            wanted.eq(given.copy & self.delta),
+            packer.i_command.payload.params.eq(given.params),
+            packer.i_command.payload.value_format.eq(self.value_format),
+            packer.i.payload.old.eq(group.payload.old),
+            packer.i.payload.last.eq(group.payload.last),
+        ]
+        for lane, new in enumerate(packer.i.payload.new):
+            m.d.comb += new.eq(group.payload.lanes[lane].copy)
+        with m.If(wanted):  # over what the copy's writer has
+            m.d.comb += [
+                packer.i_command.valid.eq(command.valid),
+                command.ready.eq(packer.i_command.ready),
+                packer.i.valid.eq(group.valid),
+                group.ready.eq(packer.i.ready),
+                m.submodules.widen_copy.i.valid.eq(0),
+                writer.i_command.valid.eq(packer.o_command.valid),
+                writer.i_command.payload.address.eq(given.address[index] + (part.first << 3)),
+                writer.i_command.payload.beats.eq(part.words),
+                packer.o_command.ready.eq(writer.i_command.ready),
+                writer.i.valid.eq(packer.o.valid),
+                writer.i.payload.data.eq(packer.o.payload),
+                writer.i.payload.strb.eq((~self.discard).replicate(self.config.port_bytes)),
+                packer.o.ready.eq(writer.i.ready),
+            ]
         return writer
 
     def _write_state(self, m: Module, index: int, name: str, command: Any, group: Any, filled: Signal) -> StateWriter:

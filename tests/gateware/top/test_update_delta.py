@@ -1,0 +1,64 @@
+"""What the copy changes, in its place: the update kernel on Verilator against the model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nearflash.abi.errors import CommandError
+from nearflash.abi.kernel.commands import CopyFormat
+from nearflash.abi.kernel.config import update_config
+from nearflash.abi.optimizers import AdamStep, LionStep
+from nearflash.device.backends.model.update import ModelDevice
+from nearflash.device.selftest.update import UpdateVector, differing_words, random_state, run_update
+from nearflash.gateware.update.lane import Lane
+from nearflash.sim.verilator.device import VerilatorDevice
+from nearflash.sim.verilator.kernel import MemoryModel
+
+CONFIG = update_config("update-tiny-delta")
+ADAM = AdamStep(lr=1e-5, step=4, weight_decay=0.01)
+
+
+@pytest.fixture(scope="module")
+def device():
+    model = MemoryModel(read_latency_cycles=60, write_latency_cycles=40)
+    with VerilatorDevice(CONFIG, memory_bytes=1 << 22, model=model) as device:
+        yield device
+
+
+@pytest.mark.parametrize("rule", [ADAM, replace(ADAM, lr=1e-2), LionStep(lr=1e-6, step=2)], ids=str)
+@pytest.mark.parametrize(
+    ("params", "copy", "in_place"),
+    [(1, CopyFormat.BF16, False), (4097, CopyFormat.FP16, True), (20_000, CopyFormat.BF16, True)],
+)
+def test_equals_the_model_to_the_bit(device, rule, params, copy, in_place):
+    """The delta and the state; counters, too, the beats of the delta's words among them."""
+    case = UpdateVector(rule, params, copy, in_place, delta=True)
+    state = random_state(np.random.default_rng(params), params)
+    state[1] *= np.random.default_rng(1).choice([1e-3, 1, 1e3], params)
+    state[1, ::71] = np.nan
+    results, counters = run_update(device, case, state)
+    with ModelDevice(CONFIG) as model:
+        expected, counted = run_update(model, case, state)
+    assert differing_words(results, expected)[1] == 0
+    assert {name: counters[name] for name in counted} == counted
+    lane = Lane()
+    lane._MustUse__silence = True
+    assert counters["cycles"] <= params + 2 * 2048 + lane.LATENCY + 300
+
+
+def test_whole_copies_come_between_deltas(device):
+    """The packer's part of the writer is as it was."""
+    state = random_state(np.random.default_rng(5), 5000)
+    with ModelDevice(CONFIG) as model:
+        for delta, copy in ((True, CopyFormat.BF16), (False, CopyFormat.BF16), (False, CopyFormat.NONE), (True, 1)):
+            case = UpdateVector(ADAM, 5000, CopyFormat(copy), delta=delta)
+            results, expected = (run_update(each, case, state)[0] for each in (device, model))
+            assert differing_words(results, expected)[1] == 0
+
+
+def test_a_build_without_deltas_refuses_them():
+    case, state = UpdateVector(ADAM, 64, CopyFormat.BF16, delta=True), random_state(np.random.default_rng(0), 64)
+    with VerilatorDevice(update_config("update-tiny"), memory_bytes=1 << 20) as tiny:
+        with pytest.raises(CommandError, match="delta must be False on update-tiny, which writes whole copies"):
+            run_update(tiny, case, state)
