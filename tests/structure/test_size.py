@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 60_600, "rtl": 28_300, "sim": 15_500, "hls": 100, "tests": 67_900}
+LINES = {"host": 61_000, "rtl": 28_700, "sim": 15_600, "hls": 100, "tests": 68_500}
 
 
 @pytest.mark.parametrize("top", LINES)
