@@ -17,7 +17,7 @@ from nearflash.cli.main import main
 from nearflash.storage import StateStore
 from nearflash.storage.state.delta_log import DeltaLog, log_folder
 from nearflash.storage.state.weight_patch import WeightPatch, apply_patch, publish_patch
-from nearflash.training import NearStorageAdamW, TopK
+from nearflash.training import NearStorageAdamW, NearStorageMuon, TopK
 from nearflash.training.step.transfer import Transfer
 
 ROOM = 1 << 24
@@ -313,3 +313,22 @@ def test_the_command_publishes_and_a_checkpoint_follows(tmp_path, capsys):
     for version in (3, 5):
         apply_patch(WeightPatch.open(folder, version), follower)
         assert_same([words.reshape(-1) for words in follower.values()], copies[version])
+
+
+def test_matrices_of_muon_come_as_deltas(tmp_path, monkeypatch):
+    """Parts of its runs are updated by themselves: the same weights and deltas as with whole copies."""
+    runs, merged = [], []
+    for writes in (True, False):
+        monkeypatch.setattr(Transfer, "writes_delta", writes)
+        weights = [torch.nn.Parameter((torch.randn(s, generator=torch.manual_seed(3)) * 0.02).bfloat16())
+                   for s in ((40, 90), (33, 64))]  # fmt: skip
+        named = [(f"w{index}", weight) for index, weight in enumerate(weights)]
+        options = {"lr": 1e-3, "extent_params": 1024, "delta_bytes": ROOM, "direct": False}
+        runs.append([])
+        with NearStorageMuon(named, path=tmp_path / str(writes), **options) as optimizer:
+            train(optimizer, weights, 3, runs[-1])
+            merged.append(optimizer.delta(since=1).changes)
+    for mine, theirs in zip(*runs, strict=True):
+        assert_same(mine, theirs)
+    for name, changes in merged[0].items():
+        assert_same([changes.indices, changes.words], [merged[1][name].indices, merged[1][name].words])
