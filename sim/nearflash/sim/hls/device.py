@@ -53,7 +53,9 @@ class HlsDevice(CheckedDevice):
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("hls", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
         optimizers = (*OPTIMIZERS, *(rule.optimizer for rule in rules))
-        self.build = replace(config, optimizers=optimizers, gradients=("fp32", "topk"), state_formats=("fp32",))
+        self.build = replace(
+            config, optimizers=optimizers, gradients=("fp32", "topk"), state_formats=("fp32",), delta=False
+        )
         self._config, self._real = config, real
         self._libraries: dict[HlsKernel, HlsLibrary] = {}
         self._thread = ThreadPoolExecutor(1, "nearflash-hls")
