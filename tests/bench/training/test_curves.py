@@ -24,7 +24,8 @@ def test_rows(tmp_path):
     exact, sparse = rows["fp32-state"], rows["topk"]
     assert abs(exact["last_loss_over_torch_percent"]) < 0.01 and exact["gradient_bytes_per_param"] == 4
     assert exact["loss_by_tenth"] == pytest.approx(rows["torch-memory"]["loss_by_tenth"], rel=1e-4)
-    assert sparse["gradient_bytes_per_param"] < 0.06 and sparse["loss_by_tenth"] != exact["loss_by_tenth"]
+    assert 0.66 < sparse["gradient_bytes_per_param"] < 0.68  # 1 % of the gradients, and 4 bits of what is left out
+    assert sparse["loss_by_tenth"] != exact["loss_by_tenth"]
     assert list((tmp_path / "new").iterdir()) == []
 
 
