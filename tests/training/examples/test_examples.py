@@ -66,7 +66,8 @@ def test_deepspeed(tmp_path, capsys):
     config = {
         "bf16": {"enabled": True}, "gradient_clipping": 1.0, "train_batch_size": 2,
         "optimizer": {"type": "AdamW", "params": {"lr": 5e-4}},
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}},
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)},
+                              "offload_param": {"device": "nvme"}},
     }  # fmt: skip
     (tmp_path / "ds.json").write_text(json.dumps(config))
     arguments = ["--config", str(tmp_path / "ds.json"), "--model", str(DATA / "doclm-7m")]

@@ -171,6 +171,20 @@ def released():
         return found | {"same": all(torch.equal(a, b) for a, b in pairs)}
 
 
+def partitions():
+    """As DeepSpeed's engine: each rank's own part of a flat tensor in the place of the model's; and replicas."""
+    norms = []
+    for name, size in (("partition", 30), ("replica", 60)):
+        (folder / name).mkdir(exist_ok=True)
+        given = [torch.nn.Parameter(torch.ones(60))]
+        with ShardedOptimizer(given, path=folder / name, max_grad_norm=1.0, **OPTIONS) as optimizer:
+            optimizer.param_groups[0]["params"] = [own := torch.nn.Parameter(torch.ones(size))]
+            own.grad = torch.full_like(own, 1.0 + rank if size == 30 else 1.0)
+            optimizer.step()
+            norms.append(optimizer.report.grad_norm**2)
+    return norms
+
+
 def load_settings(model, optimizer):
     state = get_optimizer_state_dict(model, optimizer)
     checkpoint.load(state, checkpoint_id=folder / "dcp")
@@ -237,7 +251,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error", FutureWarning)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
-    scenarios = (bits, norm, checkpoints, whole_states, released, refused)
+    scenarios = (bits, norm, checkpoints, whole_states, released, partitions, refused)
     found = {scenario.__name__: scenario() for scenario in scenarios}
     (folder / f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     lost()

@@ -137,7 +137,16 @@ def test_a_configuration_of_autos():
     assert chosen.options == {"path": "/nvme", "weight_decay": 0.0} and chosen.optimizer is NearStorageAdamW
     assert {"gradient_clipping", "bf16.enabled", "optimizer.params.lr"} <= set(chosen.auto)
     everything = set(chosen.auto) | set(chosen.without_effect)
-    assert {"scheduler", "train_batch_size", "zero_optimization.offload_param"} <= everything
+    assert {"scheduler", "train_batch_size", "zero_optimization.offload_param.nvme_path"} <= everything
+    assert chosen.stream_blocks and not from_deepspeed(changed("optimizer", value=None)).stream_blocks
+
+
+def test_where_parameters_are_offloaded_to():
+    for device, streams in (("none", False), ("cpu", True)):
+        given = changed("zero_optimization", "offload_param", value={"device": device})
+        assert from_deepspeed(given).stream_blocks is streams
+    with pytest.raises(CommandError, match=r"offload_param\.device must be 'none', 'cpu' or 'nvme', not 'tape'"):
+        from_deepspeed(changed("zero_optimization", "offload_param", value={"device": "tape"}))
 
 
 def test_deepspeeds_defaults_are_kept():

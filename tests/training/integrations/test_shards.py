@@ -91,6 +91,12 @@ def test_a_release_between_steps_changes_no_bit(found):
         assert "call acquire()" in row["step"] and "call acquire()" in row["snapshot"] and row["same"]
 
 
+def test_the_norm_of_partitions_is_of_all_and_of_replicas_once(found):
+    ranks = len(found["partitions"])
+    for partition, replica in found["partitions"]:
+        assert abs(partition - 30 * sum((1 + rank) ** 2 for rank in range(ranks))) < 1e-3 and abs(replica - 60) < 1e-3
+
+
 def test_a_lost_rank_is_named_and_all_resume_from_one_step(folder):
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("lost*.json"))]
     states = sorted((folder / "lost").glob("*.state"))

@@ -7,8 +7,10 @@ python -m nearflash.training.examples.deepspeed --config ds_config.json --model 
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from nearflash.training.blocks import stream_blocks
 from nearflash.training.finetune import Data, fine_tune, load_model, load_tokens
 from nearflash.training.integrations.deepspeed import from_deepspeed
 
@@ -27,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"without effect here: {', '.join(chosen.without_effect) or 'nothing'}")
     model, tokenizer = load_model(given.model, chosen.options.get("param_dtype", "fp32"))
     data = Data(load_tokens(given.text, tokenizer, model.config.vocab_size), seq_length=64, batch_size=2, seed=0)
-    with chosen.optimizer(model.parameters(), resume="auto", **chosen.options) as optimizer:
+    with chosen.optimizer(model.parameters(), resume="auto", **chosen.options) as optimizer, ExitStack() as streams:
+        if chosen.stream_blocks:
+            streams.enter_context(stream_blocks(model, optimizer))
         for progress in fine_tune(model, data, optimizer, given.steps):
             print(f"{progress.step:>5}  {progress.loss:.4f}", flush=True)
     return 0

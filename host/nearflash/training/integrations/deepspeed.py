@@ -3,7 +3,7 @@
     chosen = from_deepspeed("ds_config.json")
     optimizer = chosen.optimizer(model.parameters(), **chosen.options)
 
-What is read: `optimizer`, `gradient_clipping`, `fp16`, `bf16`, `zero_optimization.offload_optimizer`. Other keys have
+What is read: `optimizer`, `gradient_clipping`, `fp16`, `bf16`, `offload_optimizer` and `offload_param`. Other keys have
 no effect and are listed, or change results and are rejected with a named error: `deepspeed_keys` has all of them.
 "auto" and null stand for the default. Options that `optimizer.params` leaves out have DeepSpeed's defaults.
 
@@ -46,6 +46,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _NUMBERS = ("lr", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
 _SCALARS = (*_NUMBERS, "betas", "nesterov")
 _PARAMS, _OFFLOAD = "optimizer.params.", "zero_optimization.offload_optimizer."
+_PARAM = "zero_optimization.offload_param."
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class FromDeepSpeed:
     """Keys that were given and mean nothing here, as `aio.block_size`."""
     auto: tuple[str, ...]
     """Keys that were "auto", for which the default holds unless the caller adds the option."""
+    stream_blocks: bool
+    """Whether parameters are offloaded: nearflash.training.blocks.stream_blocks(model, optimizer) does that here."""
 
 
 def from_deepspeed(config: Any, *, path: str | Path | None = None) -> FromDeepSpeed:
@@ -71,8 +74,9 @@ def from_deepspeed(config: Any, *, path: str | Path | None = None) -> FromDeepSp
     options |= _precision(given) | {"path": _path(given, path)}
     if clipping := given.number("gradient_clipping", 0.0):
         options["max_grad_norm"] = clipping
+    offloads = _offloads_parameters(given)
     given.check()
-    return FromDeepSpeed(kind, options, tuple(given.idle), tuple(given.auto))
+    return FromDeepSpeed(kind, options, tuple(given.idle), tuple(given.auto), offloads)
 
 
 class _Given:
@@ -231,6 +235,13 @@ def _path(given: _Given, path: str | Path | None) -> str:
     if path is not None:
         given.idle += [f"{_OFFLOAD}{key}" for key in ("device", "nvme_path") if f"{_OFFLOAD}{key}" in given.keys]
     return str(path if path is not None else stored)
+
+
+def _offloads_parameters(given: _Given) -> bool:
+    device = given.take(f"{_PARAM}device", "none")
+    if device not in ("none", "cpu", "nvme"):
+        raise CommandError(f"{_PARAM}device must be 'none', 'cpu' or 'nvme', not {device!r}: take it out")
+    return bool(device != "none")
 
 
 def _precision(given: _Given) -> dict[str, Any]:

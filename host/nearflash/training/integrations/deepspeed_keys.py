@@ -28,6 +28,7 @@ READ = {
     "bf16.enabled": '`param_dtype="bf16"`; false: the block is without effect', "bfloat16.*": "older name of bf16",
     f"{_OFFLOAD}device": '"nvme"; another one needs the argument `path`',
     f"{_OFFLOAD}nvme_path": "`path`, unless the argument `path` is given",
+    f"{_ZERO}offload_param.device": '"nvme" or "cpu": `.stream_blocks` is true, see nearflash.training.blocks',
 }  # fmt: skip
 """What it becomes, by key."""
 
@@ -89,7 +90,9 @@ IDLE = {
         "zero_hpz_partition_size", "mics_shard_size", "mics_hierarchical_params_gather", "legacy_stage1",
         "ignore_unused_parameters", "load_from_fp32_weights", "save_muon_momentum_buffer_in_memory",
         "enable_sanity_checks")),
-        f"{_ZERO}offload_param.*", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
+        *(f"{_ZERO}offload_param.{name}" for name in (
+            "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory")),
+        "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
         "optimizer.legacy_fusion", f"{_OPTIMIZER}set_grad_none", f"{_OPTIMIZER}foreach", f"{_OPTIMIZER}fused",
         "activation_checkpointing.*", "compile.*", "graph_harvesting", "use_data_before_expert_parallelism",
         "bf16.immediate_grad_update", "bf16.check_grad_overflow", "bf16.check_overflow"),

@@ -18,7 +18,9 @@ torch.distributed.checkpoint saves and reshards.
 
 Where no parameter is a DTensor yet, as in a script that hands model and optimizer to accelerate, files are opened late:
 by `prepare`, by loading a state, or by the first step. Until then the tensors of the groups may be replaced, as
-accelerate does with `torch.empty(1)` and then with the shards; afterwards that is refused.
+accelerate does with `torch.empty(1)` and then with the shards; afterwards that is refused. DeepSpeed's engine (ZeRO-1
+and 2) replaces them by one flat tensor a group, which differs from rank to rank: so fewer elements than there were are
+each rank's own part.
 
 Limits: overlap="backward" is rejected. Every rank must have an element of a parameter. A shard must stay in its memory:
 move and cast the model before the optimizer is made.
@@ -80,6 +82,7 @@ class ShardedOptimizer(CollectiveOptimizer):
         if "path" in options:
             options["path"] = own_paths(options["path"], self._ranks.rank)
         self._late = kind, options
+        self._elements, self._partitioned = _count_elements(self._tensors), False
         self.defaults = _defaults(kind, options)
         for one in self.param_groups:
             one.update({name: value for name, value in self.defaults.items() if name not in one})
@@ -101,6 +104,7 @@ class ShardedOptimizer(CollectiveOptimizer):
         kind, options = self._late
         for number, group in enumerate(self.param_groups):
             self._view_group(group, number)
+        self._partitioned = _count_elements(self._tensors) < self._elements
         held = self.metadata
         if options.get("resume") and isinstance(path := options.get("path"), Path):
             reshard_on_load(self._ranks, path, self._list_entries, bool(options.get("direct", True)))
@@ -296,7 +300,7 @@ class ShardedOptimizer(CollectiveOptimizer):
     def _is_counted(self, parameter: torch.Tensor) -> bool:
         """Whether this rank's part counts for the norm: of replicas the first one's."""
         if not isinstance(parameter, DTensor):
-            return self._ranks.rank == 0
+            return self._partitioned or self._ranks.rank == 0
         place = parameter.device_mesh.get_coordinate() or ()
         return all(at == 0 for at, one in zip(place, parameter.placements, strict=True) if one.is_replicate())
 
@@ -332,6 +336,10 @@ class ShardedOptimizer(CollectiveOptimizer):
                         f"{tuple(value.shape)}"
                     )
         return given
+
+
+def _count_elements(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def _defaults(kind: type[NearStorageOptimizer], options: Mapping[str, Any]) -> dict[str, Any]:
