@@ -3,8 +3,10 @@
 import json
 import os
 import sys
+import time
 import warnings
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nearflash.abi.errors import NearflashError
 from nearflash.storage import StateStore
+from nearflash.training.integrations import process_group
 from nearflash.training.integrations.ranks import RankedOptimizer
 
 BITS = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05, "extent_params": 1024}
@@ -227,6 +230,36 @@ def released():
         return found | {"steps": optimizer.steps}
 
 
+def disagree():
+    """Ranks of other models, of steps that are two apart, one whose file is gone, and one that does not come."""
+    found = {"layout": message(lambda: open_it(net(70 + rank).parameters(), "layout"))}
+    found["left"] = Path(folder, f"layout{rank}").exists()
+    model = net(70)
+    with open_it(model.parameters(), "apart") as optimizer:
+        for number in range(3):
+            for tensor in model.parameters():
+                tensor.grad = torch.ones_like(tensor)
+            optimizer.step()
+            if number == 0:
+                (saved,) = optimizer.store.snapshot(Path(folder, f"saved{rank}"))
+    if rank:
+        saved.replace(Path(folder, "apart1"))
+    found["steps"] = message(lambda: open_it(net(70).parameters(), "apart", resume=True))
+    Path(folder, "apart1").unlink(missing_ok=True)
+    distributed.barrier()
+    found["missing"] = message(lambda: open_it(net(70).parameters(), "apart", resume=True))
+    short = distributed.new_group(timeout=timedelta(seconds=2))
+    model = net(70)
+    optimizer = open_it(model.parameters(), "absent", group=short)
+    for tensor in model.parameters():
+        tensor.grad = torch.ones_like(tensor)
+    if rank:
+        time.sleep(5)
+    began = time.monotonic()
+    found["absent"] = message(optimizer.step)
+    return found | {"seconds": time.monotonic() - began}
+
+
 def checkpoint():
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -243,9 +276,23 @@ def checkpoint():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    process_group._GRACE_S = 1.0
     warnings.simplefilter("error", FutureWarning)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    scenarios = (bits, frozen, unused, lacking, without, not_averaged, sparse, overflow, files, released, checkpoint)
+    scenarios = (
+        bits,
+        frozen,
+        unused,
+        lacking,
+        without,
+        not_averaged,
+        sparse,
+        overflow,
+        files,
+        released,
+        disagree,
+        checkpoint,
+    )
     found = {scenario.__name__: scenario() for scenario in scenarios}
     Path(folder, f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     distributed.barrier()

@@ -136,6 +136,16 @@ def test_all_ranks_are_released_and_acquired_or_none(two_ranks):
         assert "must be released for acquire" in found["acquired"] and found["same"] and found["steps"] == 3
 
 
+def test_ranks_that_disagree_or_do_not_come_are_named_on_every_rank(two_ranks):
+    for rank, found in enumerate(two_ranks["disagree"]):
+        assert "parameters must be the same on every rank" in found["layout"] and not found["left"]
+        assert "but those of ranks [1] are not rank 0's" in found["layout"]
+        assert "ranks must be at the same step, or one apart, not at [3, 1]" in found["steps"]
+        assert ("must be a state file, not a missing one" if rank else "failed on [1]") in found["missing"]
+        assert found["absent"].startswith("StateError: every rank must answer, and ") and found["seconds"] < 30
+    assert "ranks [1] were lost or did not come in time" in two_ranks["disagree"][0]["absent"]
+
+
 def test_distributed_checkpoint_of_two_ranks(two_ranks):
     for steps, difference, rate in two_ranks["checkpoint"]:
         assert steps == 2 and difference < 1e-6 and rate == 0.125

@@ -102,7 +102,9 @@ def test_a_lost_rank_is_named_and_all_resume_from_one_step(folder):
     states = sorted((folder / "lost").glob("*.state"))
     assert len(rows) == len(states) - 1
     for row in rows:
-        assert row["lost"].startswith("StateError: every rank must answer, and one was lost or did not come in time")
+        assert row["lost"].startswith(
+            f"StateError: every rank must answer, and ranks [{len(rows)}] were lost or did not"
+        )
     steps = []
     for path in states:
         with StateStore.open([path]) as store:

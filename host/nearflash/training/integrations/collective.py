@@ -4,6 +4,7 @@ Contract: a step is done on all ranks or on none. Where one fails, the others ro
 ranks differ by one step at most, and resume from the smaller one. Without a process group there is one rank.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -231,6 +232,20 @@ class CollectiveOptimizer(torch.optim.Optimizer):
         self.close()
 
     # Opening
+
+    def _agree_on_layout(self) -> None:
+        """Raise StateError, on all ranks, where their parameters are not the same: names, shapes, dtypes, groups."""
+        described = [
+            [(name, (*one.shape,), str(one.dtype)) for name, one in zip(names, group["params"], strict=False)]
+            for names, group in ((name_parameters(group, at), group) for at, group in enumerate(self.param_groups))
+        ]
+        digest = zlib.crc32(repr(described).encode())
+        digests = [found for (found,) in self._ranks.gather([digest])]
+        if others := [rank for rank, found in enumerate(digests) if found != digests[0]]:
+            raise StateError(
+                f"parameters must be the same on every rank, in names, shapes, dtypes and groups, but those of ranks "
+                f"{others} are not rank 0's: make the model and its groups by the same code on each"
+            )
 
     def _align(self) -> None:
         """Ranks that are a step ahead, as a crash came between, roll back."""

@@ -1,11 +1,13 @@
 """Messages between ranks: small integers, tensors, and whether all of them succeeded.
 
 Without a process group there is one rank, and nothing is sent. Only numbers and tensors travel, never pickled objects.
+Each rank counts in the group's key-value store to how many exchanges it has come: so others can name who is missing.
 """
 
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -17,6 +19,8 @@ __all__ = ["Ranks"]
 
 T = TypeVar("T")
 _WORD = 1 << 64
+_GRACE_S = 5.0
+"""For ranks that are only late to come to an exchange that has failed."""
 
 
 class Ranks:
@@ -35,6 +39,7 @@ class Ranks:
         if self.rank < 0:
             raise StateError("group must hold this process, which is none of its ranks: construct it on its ranks only")
         self._devices = _devices(group) if self.count > 1 else []
+        self._store = distributed.distributed_c10d._get_process_group_store(_named(group)) if self.count > 1 else None
 
     def gather(self, words: Sequence[int]) -> list[list[int]]:
         """The words (unsigned, 64 bits) of each rank; all ranks give equally many."""
@@ -43,7 +48,8 @@ class Ranks:
         signed = [word - _WORD if word >= _WORD >> 1 else word for word in words]
         mine = torch.tensor(signed, dtype=torch.int64, device=self._devices[0])
         every = [torch.empty_like(mine) for _ in range(self.count)]
-        with _name_loss():
+        self._count(self.rank, 1)
+        with self._name_loss():
             distributed.all_gather(every, mine, group=self._group)
         return [[word % _WORD for word in words.tolist()] for words in every]
 
@@ -60,7 +66,7 @@ class Ranks:
         if sent is None:
             device = tensor.device if tensor.device.type in self._devices else self._devices[0]
             sent = tensor.detach().to(device).contiguous()
-        with _name_loss():
+        with self._name_loss():
             distributed.broadcast(sent, group=self._group, group_src=source)
         if sent is not tensor and self.rank != source:
             tensor.copy_(sent)
@@ -81,21 +87,42 @@ class Ranks:
             raise StateError(f"{doing} must work on every rank, and failed on {failed}: see their errors")
         return result
 
+    @contextmanager
+    def _name_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # of the backend: it knows of a connection, not of a run
+            missing = self._find_missing()
+            who = f"ranks {missing} were lost or did not come" if missing else "one was lost or did not come"
+            raise StateError(
+                f"every rank must answer, and {who} in time ({str(error).splitlines()[0]}): end the others and start "
+                "all again with resume=True; they resume from the same step"
+            ) from error
 
-@contextmanager
-def _name_loss() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:  # of the backend: it knows of a connection, not of a run
-        raise StateError(
-            f"every rank must answer, and one was lost or did not come in time ({str(error).splitlines()[0]}): end the "
-            "others and start all again with resume=True; they resume from the same step"
-        ) from error
+    def _find_missing(self) -> list[int]:
+        """Ranks that have come to fewer exchanges than this one; none where that is not known."""
+        end = time.monotonic() + _GRACE_S
+        while True:
+            counts = [self._count(rank, 0) for rank in range(self.count)]
+            missing = [rank for rank, count in enumerate(counts) if count < counts[self.rank]]
+            if not missing or time.monotonic() > end:
+                return missing
+            time.sleep(0.1)
+
+    def _count(self, rank: int, more: int) -> int:
+        """To how many exchanges a rank has come, with so many more; 0 where the store does not answer."""
+        with suppress(RuntimeError):  # it lives with a rank, or with the launcher
+            return int(self._store.add(f"nearflash/{rank}", more)) if self._store is not None else 0
+        return 0
+
+
+def _named(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup:
+    world = group or distributed.group.WORLD
+    assert world is not None, "there are several ranks"
+    return world
 
 
 def _devices(group: distributed.ProcessGroup | None) -> list[str]:
     """Kinds of devices whose tensors the group can send; memory of the host first, where it can."""
-    world = group or distributed.group.WORLD
-    assert world is not None, "there are several ranks"
-    kinds = [device.type for device in world._device_types]
+    kinds = [device.type for device in _named(group)._device_types]
     return sorted(kinds, key=lambda kind: kind != "cpu")

@@ -64,6 +64,7 @@ class RankedOptimizer(CollectiveOptimizer):
     ) -> None:
         self._rank_of: dict[torch.Tensor, int] = {}
         super().__init__(params, group, options)
+        self._agree_on_layout()
         if len(self._rank_of) < self._ranks.count:
             raise CommandError(
                 f"ranks must be at most {len(self._rank_of)}, one a tensor, not {self._ranks.count}; use fewer ranks"

@@ -101,6 +101,7 @@ class ShardedOptimizer(CollectiveOptimizer):
             return
         if self._closed:
             self._check()
+        self._agree_on_layout()
         kind, options = self._late
         for number, group in enumerate(self.param_groups):
             self._view_group(group, number)
