@@ -1,8 +1,8 @@
 """One of several ranks with a sharded model, which goes on to step LAST from where its files are.
 
 Every step has gradients of its own, whole and the same for any number of ranks, so that bits can be compared.
-Usage: steps_worker.py FOLDER LAST [--rank R --ranks N] [--save N] [--kill STEP] [--resume STEP] [--pause SECONDS];
-torchrun says itself which rank it is.
+Usage: steps_worker.py FOLDER LAST [--rank R --ranks N] [--save N] [--kill STEP [--kill_one RANK]] [--resume STEP]
+[--pause SECONDS]; torchrun says itself which rank it is; of its restarts only the first run is killed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from nearflash.training.integrations.shards import ShardedOptimizer
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
 parser.add_argument("last", type=int)
-for option in ("rank", "ranks", "save", "kill", "resume"):
+for option in ("rank", "ranks", "save", "kill", "kill_one", "resume"):
     parser.add_argument(f"--{option}", type=int)
 parser.add_argument("--pause", type=float, default=0.0)
 
@@ -90,7 +90,8 @@ def main():
         time.sleep(options.pause)
         if options.save and optimizer.steps % options.save == 0:
             save(model, optimizer, folder / f"step-{optimizer.steps}")
-        if optimizer.steps == options.kill:
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if optimizer.steps == options.kill and first and options.kill_one in (None, rank):
             os.kill(os.getpid(), 9)
     values = [one.full_tensor() if isinstance(one, DTensor) else one for one in model.parameters()]
     if rank == 0:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_a_checkpoint_every_two_steps_killed_at_five_resumed_at_four(tmp_path, w
     if ranks > 2:
         assert all("begins at 2" in line for line in run(tmp_path, ranks, 5, "--resume=2"))  # from step 8
         check(tmp_path, wanted, 5)
+
+
+# The quick guard is the run above, whose ranks are started again by hand.
+@pytest.mark.full
+def test_torchrun_restarts_all_when_one_rank_is_killed(tmp_path, wanted):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    done = subprocess.run(
+        [*command, str(WORKER), str(tmp_path), "8", "--kill=5", "--kill_one=1"],
+        capture_output=True, text=True, timeout=280, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    begun = [int(step) for step in re.findall(r"begins at (\d+)", done.stdout)]
+    # Gloo itself may fail to connect after a restart, which is another one.
+    assert begun[:2] == [0, 0] and len(begun) >= 4 and {*begun[2:]} <= {4, 5}, done.stdout
+    check(tmp_path, wanted, 8)
 
 
 # The quick guard of this campaign is test_shards.py's rank that is lost within a step.

@@ -4,6 +4,7 @@ Without a process group there is one rank, and nothing is sent. Only numbers and
 Each rank counts in the group's key-value store to how many exchanges it has come: so others can name who is missing.
 """
 
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -111,8 +112,9 @@ class Ranks:
 
     def _count(self, rank: int, more: int) -> int:
         """To how many exchanges a rank has come, with so many more; 0 where the store does not answer."""
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the launcher's store outlives the ranks
         with suppress(RuntimeError):  # it lives with a rank, or with the launcher
-            return int(self._store.add(f"nearflash/{rank}", more)) if self._store is not None else 0
+            return int(self._store.add(f"nearflash/{again}/{rank}", more)) if self._store is not None else 0
         return 0
 
 
