@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def run(tmp_path, monkeypatch):
     """Train up to a step, from a checkpoint or from the beginning: the model's parameters and what was saved."""
     from nearflash.training.examples.lightning import Bytes
-    from nearflash.training.integrations.lightning import Snapshots
+    from nearflash.training.integrations.lightning import LightningSnapshots
 
     monkeypatch.chdir(tmp_path)
     rows = torch.randint(0, 256, (8, 65), generator=torch.Generator().manual_seed(1))
@@ -23,7 +23,7 @@ def run(tmp_path, monkeypatch):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         saves = lightning.callbacks.ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1)
-        callbacks = [saves, Snapshots(folder / "state", folder / "snapshots")] if snapshots else [saves]
+        callbacks = [saves, LightningSnapshots(folder / "state", folder / "snapshots")] if snapshots else [saves]
         trainer = lightning.Trainer(
             max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
             gradient_clip_val=0.5, callbacks=callbacks,

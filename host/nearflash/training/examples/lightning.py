@@ -16,7 +16,7 @@ except ImportError:
     from pytorch_lightning import LightningModule, Trainer
 
 from nearflash.training import NearStorageAdamW
-from nearflash.training.integrations.lightning import Snapshots
+from nearflash.training.integrations.lightning import LightningSnapshots
 
 __all__ = ["Bytes", "main"]
 WINDOW, STEPS = 64, 10
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     last = max(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)
     done = int(last.stem) if last else 0
     trainer = Trainer(max_steps=done + STEPS, accelerator="cpu", logger=False, enable_checkpointing=False,
-                      enable_progress_bar=False, callbacks=[Snapshots(folder / "state", folder)])  # fmt: skip
+                      enable_progress_bar=False, callbacks=[LightningSnapshots(folder / "state", folder)])  # fmt: skip
     module = Bytes(folder)
     trainer.fit(module, data, ckpt_path=last)
     trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")

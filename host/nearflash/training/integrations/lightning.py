@@ -3,7 +3,7 @@
     def configure_optimizers(self):
         return NearStorageAdamW(self.parameters(), path="/nvme/state", resume="auto")
 
-    trainer = Trainer(callbacks=[Snapshots("/nvme/state", "run/snapshots")])
+    trainer = Trainer(callbacks=[LightningSnapshots("/nvme/state", "run/snapshots")])
     trainer.fit(module, data, ckpt_path=None)  # or a checkpoint: the run goes on from its step
 
 `lightning` and `pytorch_lightning` are both taken. Snapshots of checkpoints that Lightning removes (save_top_k) stay
@@ -25,15 +25,15 @@ from nearflash.training.integrations.checkpoints import restore, save
 from nearflash.training.integrations.collective import CollectiveOptimizer
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 
-__all__ = ["Snapshots"]
+__all__ = ["LightningSnapshots"]
 
 _KEY = "nearflash_snapshot"
 _OPEN: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """Optimizers by path: a Trainer leaves its optimizer open."""
 
 
-class Snapshots(Callback):
-    """With each checkpoint a snapshot in `folder`/step-N, which becomes the state before a fit from that checkpoint.
+class LightningSnapshots(Callback):
+    """Takes a snapshot, `folder`/step-N, with each checkpoint, which is the state before a fit from that checkpoint.
 
     path: of the optimizer on this rank, one a device. A fit closes the optimizer of the fit before, in this process.
     """
@@ -57,7 +57,7 @@ class Snapshots(Callback):
         if str(trainer.state.fn) in ("fit", "TrainerFn.FITTING"):
             if _KEY not in checkpoint:
                 raise StateError(
-                    "a checkpoint must have been saved with a snapshot to resume from it: pass Snapshots to both runs"
+                    "a checkpoint must have been saved with a snapshot to resume: pass LightningSnapshots to both runs"
                 )
             devices = 1 if isinstance(self._path, str | Path) else len(self._path)
             rank = trainer.global_rank if trainer.world_size > 1 else None

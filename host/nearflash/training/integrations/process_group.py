@@ -40,7 +40,9 @@ class Ranks:
         if self.rank < 0:
             raise StateError("group must hold this process, which is none of its ranks: construct it on its ranks only")
         self._devices = _devices(group) if self.count > 1 else []
-        self._store = distributed.distributed_c10d._get_process_group_store(_named(group)) if self.count > 1 else None
+        self._store = (
+            distributed.distributed_c10d._get_process_group_store(_find_group(group)) if self.count > 1 else None
+        )
 
     def gather(self, words: Sequence[int]) -> list[list[int]]:
         """The words (unsigned, 64 bits) of each rank; all ranks give equally many."""
@@ -118,7 +120,7 @@ class Ranks:
         return 0
 
 
-def _named(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup:
+def _find_group(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup:
     world = group or distributed.group.WORLD
     assert world is not None, "there are several ranks"
     return world
@@ -126,5 +128,5 @@ def _named(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup:
 
 def _devices(group: distributed.ProcessGroup | None) -> list[str]:
     """Kinds of devices whose tensors the group can send; memory of the host first, where it can."""
-    kinds = [device.type for device in _named(group)._device_types]
+    kinds = [device.type for device in _find_group(group)._device_types]
     return sorted(kinds, key=lambda kind: kind != "cpu")
