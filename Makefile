@@ -17,6 +17,8 @@ FAMILY ?= xcup
 CONFIG ?= smartssd
 BOARD ?= pynq-z2
 .DEFAULT_GOAL := help
+# Containers often set it: of the many processes of tests each would compile the modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help venv demo check test test-full durations test-rest drivers board-wheel board-image sim hls-test lint format \
     docs bench baseline synth bitstream vivado xclbin formal mutation emit clean
 

@@ -42,6 +42,8 @@ def test_selftest_counts_words(capsys):
     assert code == 0
     # fp32 state; then, of five rules with five arrays in all, bf16 and mx8: whole blocks there, and a scale each.
     words = 33 * (7 * 4 + 11) + 33 * 15 + 64 * 15 + 2 * 5
+    # Deltas of both copies, by the byte: the header, a tile's word, and its new words, as most change.
+    words += 2 * (33 * 3 + 32 + 8 + 72)
     assert out.splitlines()[-1] == f"host:update-tiny: {words} words compared with the model, 0 mismatches"
 
 

@@ -19,7 +19,8 @@ KINDS = ("folder", "pipe", "socket", "device", "binary", "empty", "deep", "huge"
 READ = [
     "explore check --blind @", "hls check @", "hls analyze @", "hls analyze adamw --report @", "hls kernel @",
     "kv verify @", "kv status @", "plan @", f"plan {MODEL} --hardware @", "tune @", "tune @ --hardware t4",
-    "results add @ --page gateware --command x", "results --root @ pages", "state status @", "state verify @",
+    "results add @ --page gateware --command x", "results update @ --command x", "results --root @ pages",
+    "state status @", "state verify @",
     "state snapshot @ --to snapshot", "state export @ --to exported", "state import @ --to imported",
     "state reshard @ --to resharded", "state delta @ --to versions", "state patch @ --from versions --to patched",
     "compress @ -o compressed", "bitstream list @", "bitstream verify @",

@@ -113,6 +113,7 @@ for form in range(6):
 """
 
 
+@pytest.mark.full
 def test_the_kernel_compiles_for_a_gpu(tmp_path):
     """Without one: the interpreter takes what the compiler does not, as annotations of arguments."""
     given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

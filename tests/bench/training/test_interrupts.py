@@ -1,9 +1,12 @@
 """The bench `interrupts`, small: what an interrupt leaves behind is a step, whole."""
 
+import pytest
+
 from nearflash.bench.training import interrupts
 from nearflash.training.step.parameters import FlatParameters
 
 
+@pytest.mark.full
 def test_interrupts_leave_whole_steps():
     (row,) = interrupts.run(60)
     assert row["interrupts"] >= 60 and row["disagreements"] == 0

@@ -36,6 +36,7 @@ class Counter(wiring.Component):
         return m
 
 
+@pytest.mark.full
 def test_a_counter_becomes_cells_with_pads(tmp_path):
     (tmp_path / "top.il").write_text(rtlil.convert(Counter(), name="top", emit_src=False))
     top = synthesise(tmp_path / "top.il", "xc7", {"router2/estimateWeight": "0.6"})["modules"]["top"]

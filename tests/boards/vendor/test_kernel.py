@@ -70,6 +70,7 @@ def test_equal_texts_have_equal_digests():
     assert flatten(Adder(), "adder", {"step": 5}).digest != flatten(Adder(), "adder", {"step": 6}).digest
 
 
+@pytest.mark.full
 def test_the_registers_read_the_revision(expand_tiny):
     """Regression: it stood at names of the design alone, and the registers read 0."""
     made = convert_kernel(expand_tiny.build, 0xC0FFEE)

@@ -59,6 +59,7 @@ def page(text):
     return Page(text)
 
 
+@pytest.mark.full
 def test_the_page_closes_what_it_opens(page):
     assert page.tags[0] == "html"
     assert page.tags.count("svg") == page.tags.count("figure") >= 9

@@ -57,7 +57,9 @@ def pack(unit, old, new, value_format, **options):
 
 
 @pytest.mark.parametrize("stalls", STALLS)
-@pytest.mark.parametrize("params", [1, 3, 4096, 4097, 12_001, 40_960])
+@pytest.mark.parametrize(
+    "params", [1, 4097, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 4096, 12_001, 40_960))]
+)
 def test_a_delta_is_the_models_to_the_bit(unit, stalls, params):
     """Tiles without a change, with few, with a quarter and one more, and with all, in any order."""
     old, new = words_of(params, params, [0, 0.002, 0.04, 0.249, 0.251, 1])
@@ -107,7 +109,7 @@ def test_latency(params, words):
     assert cycles["o_command"][0] - cycles["i"][-1] == DeltaPacker.LATENCY + words
 
 
-@pytest.mark.parametrize(("lanes", "share"), [(1, 1.0), (4, 0.2)])
+@pytest.mark.parametrize(("lanes", "share"), [pytest.param(1, 1.0, marks=pytest.mark.full), (4, 0.2)])
 def test_a_group_a_cycle(lanes, share):
     """While tiles go out that are dense (one lane) or of which a fifth changes (four)."""
     old, new = words_of(9, 3 * 4096, [share])

@@ -27,6 +27,7 @@ def device():
         yield device
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", [ADAM, replace(ADAM, lr=1e-2), LionStep(lr=1e-6, step=2)], ids=str)
 @pytest.mark.parametrize(
     ("params", "copy", "in_place"),

@@ -65,6 +65,7 @@ def test_turns_go_on_after_the_engine_was_closed(doclm, tokenizer, opened):
         assert not engine.lengths
 
 
+@pytest.mark.full
 def test_a_policy_that_reads_less_goes_on_with_the_same_words(doclm, tokenizer, opened):
     """What had been computed by it came out another way when it was computed again by dense attention."""
     policy, turns = AttentionPolicy("sparf-page", score_dims=0.25, top_k=2, local_window=4), [*TURNS, *TURNS[1:]]

@@ -20,6 +20,7 @@ def _own_state(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "_COPY_BYTES", 1 << 20)
 
 
+@pytest.mark.full
 def test_a_measured_machine_is_a_profile(tmp_path, monkeypatch):
     small = {"_CONTEXT": 64, "_CACHE_BYTES": 8 << 20, "_MANY_TOKENS": 1024, "_MATRICES": 4, "_VOCABULARY": 2048,
              "_BESIDE_BYTES": 4 << 20, "_BESIDE_S": 0.02, "_BESIDE_TIMES": 2}  # fmt: skip

@@ -123,6 +123,7 @@ def test_compile_error_is_named():
         build_library(Adder(), name="test_broken", shim="int oops = undefined_thing;")
 
 
+@pytest.mark.full
 def test_a_library_of_one_file_gives_what_one_of_many_gives(monkeypatch):
     inputs = {
         "a": np.arange(-4, 4),

@@ -15,7 +15,7 @@ WORKER = Path(__file__).with_name("shards_worker.py")
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "extent_params": 1024}
 
 
-@pytest.fixture(scope="module", params=[3, *(pytest.param(ranks, marks=pytest.mark.full) for ranks in (1, 2, 4))])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(ranks, marks=pytest.mark.full) for ranks in (1, 3, 4))])
 def folder(request, tmp_path_factory):
     """What the ranks left, which have ended."""
     folder = tmp_path_factory.mktemp("shards")

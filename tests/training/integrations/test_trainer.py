@@ -124,7 +124,8 @@ def test_a_second_run_starts_from_its_own_model(make_model, rows, values, argume
         assert earlier.steps == 6
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(6, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("step", [3, 6])
 def test_resume_from_a_checkpoint_that_only_train_is_given(make_model, rows, values, arguments, tmp_path, step):
     """Of the snapshot in an earlier checkpoint, or of the state itself where that is at the checkpoint's step."""
     whole, resumed = make_model(), make_model()

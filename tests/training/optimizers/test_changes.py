@@ -398,7 +398,8 @@ def test_a_relative_path_is_that_of_construction(tmp_path, monkeypatch):
         assert store.steps == 2
 
 
-@pytest.mark.parametrize("overlap", [pytest.param("step", marks=pytest.mark.full), "backward"])
+@pytest.mark.full
+@pytest.mark.parametrize("overlap", ["step", "backward"])
 def test_a_dropped_optimizer_gives_its_file_back(tmp_path, overlap):
     """With an update begun by backward its threads, and the file's lock, stayed for the process's life."""
     tensors = model()

@@ -13,8 +13,8 @@ from nearflash.training import NearStorageAdamW, NearStorageOptimizer, Report
 def test_few_members_beside_torch():
     own = {name for name, _ in inspect.getmembers(NearStorageAdamW) if not name.startswith("_")}
     assert own - set(dir(torch.optim.Optimizer)) == {
-        "accept_parameters", "accumulating", "close", "delta", "full_state_dict", "load_full_state_dict", "loss_scale",
-        "metadata", "report", "restore", "rollback", "rule", "scale_loss", "steps", "store",
+        "accept_parameters", "accumulating", "acquire", "close", "delta", "full_state_dict", "load_full_state_dict",
+        "loss_scale", "metadata", "release", "report", "restore", "rollback", "rule", "scale_loss", "steps", "store",
     }  # fmt: skip
 
 

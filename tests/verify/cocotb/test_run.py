@@ -21,6 +21,7 @@ def test_queue(parameters):
     assert len(result.passed) == 3
 
 
+@pytest.mark.full
 def test_a_wrong_component_fails_and_leaves_waves(monkeypatch):
     # The tests expect 5 places; the component of this run has 4.
     monkeypatch.setattr("nearflash.verify.cocotb.stream.queue.component", lambda: StreamQueue(32, 4))

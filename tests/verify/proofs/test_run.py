@@ -243,6 +243,7 @@ class Forgiving(parser.CountingParser):
         return found
 
 
+@pytest.mark.full
 def test_a_matrix_without_its_header_fails(tmp_path):
     failed = fails(lambda: parser.build_proof(Forgiving()), tmp_path, depth=9)
     assert failed & {"the_first_fault_stands", "inner_drain"}

@@ -197,6 +197,7 @@ def words(pages):
     return [int(word) for word in np.ascontiguousarray(pages).view("<u8").ravel()]
 
 
+@pytest.mark.full
 def test_programs_erases_and_reads(make_sealed):
     sealed = [make_sealed(OWNER, 5, PageKind.INDEX, 8, second, seed) for second, seed in ((False, 1), (True, 2))]
     second = replace(PROGRAM, row=0x123457, address=PAGES + 0x1080, second=True)
