@@ -4,23 +4,19 @@ A line of `figures.jsonl` that says which rows its value comes from has `key`, t
 must have, and `take`, one of TAKE for several rows (by default all must have the same value).
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.bench.results import FIGURES, machine, read_objects
-from nearflash.support.files import PUBLIC_MODE, write_durably
+from nearflash.bench.results import FIGURES, machine, read_objects, write_objects
 
 __all__ = ["TAKE", "update_figures"]
 
 #: What a figure is of the values of its rows.
 TAKE: dict[str, Callable[[Sequence[float]], float]] = {
-    "least": min, "most": max, "sum": sum, "median": median, "count": len,
-    "farthest from zero": lambda values: max(values, key=abs),
+    "least": min, "most": max, "sum": sum, "farthest from zero": lambda values: max(values, key=abs),
 }  # fmt: skip
 
 
@@ -44,7 +40,7 @@ def update_figures(
             changes.append((str(line["figure"]), before, line["value"]))
     if not changes:
         raise CommandError(f"command must be that of figures in {path} that have a key, not {command!r}")
-    write_durably(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), mode=PUBLIC_MODE)
+    write_objects(path, lines)
     return changes
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 from nearflash.abi.errors import CommandError
 from nearflash.support.files import PUBLIC_MODE, write_durably
 
-__all__ = ["FIGURES", "add_rows", "machine", "outputs", "read_lines", "read_objects", "read_plan", "stale_pages"]
+__all__ = ["FIGURES", "add_rows", "machine", "outputs", "read_lines", "read_objects", "read_plan", "stale_pages",
+           "write_objects"]  # fmt: skip
 
 FIGURES = Path("docs/results/data")
 """Folder of the JSON lines, below the root of a checkout."""
@@ -65,7 +66,7 @@ def add_rows(root: Path, rows: Sequence[Mapping[str, Any]], page: str, command: 
             **({"rates": rates} if rates else {}),
         }
         kept += [{**beside, "row": dict(row)} for row in rows if row["bench"] == bench]
-        write_durably(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), mode=PUBLIC_MODE)
+        write_objects(path, kept)
         written.append(path)
     return written
 
@@ -120,6 +121,11 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise CommandError(f"{path} line {number} must be a JSON object: {error}") from None
     return objects
+
+
+def write_objects(path: Path, objects: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file by these lines, durably."""
+    write_durably(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects), mode=PUBLIC_MODE)
 
 
 def _page(

@@ -7,7 +7,7 @@ how to talk to the device. Boards add their names here.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TypeVar
 
 from nearflash.abi import ABI_VERSION
@@ -71,8 +71,9 @@ class KernelConfig:
                      for r in REGISTER_MAPS[self.kernel]]  # fmt: skip
         parameters = asdict(self)  # type: ignore[call-overload]
         # What came later changes no digest of a build without it: bitstreams that exist stay known.
-        if not parameters.get("delta", True):
-            del parameters["delta"]
+        for one in fields(self):  # type: ignore[arg-type]
+            if one.metadata.get("later") and getattr(self, one.name) == one.default:
+                del parameters[one.name]
         text = json.dumps({"abi": ABI_VERSION, "config": parameters, "registers": registers}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -107,7 +108,7 @@ class UpdateConfig(KernelConfig):
     """Formats of m and v that the kernel reads and writes."""
     gradients: tuple[str, ...] = ("fp32",)
     """Formats of gradients that it reads."""
-    delta: bool = False
+    delta: bool = field(default=False, metadata={"later": True})
     """Whether it can write what a step changes in the place of the low-precision copy (nearflash.abi.delta)."""
     kernel: str = "update"
 

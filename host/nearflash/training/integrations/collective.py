@@ -4,7 +4,8 @@ Contract: a step is done on all ranks or on none. Where one fails, the others ro
 ranks differ by one step at most, and resume from the smaller one. Without a process group there is one rank.
 """
 
-import zlib
+import hashlib
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -236,11 +237,12 @@ class CollectiveOptimizer(torch.optim.Optimizer):
     def _agree_on_layout(self) -> None:
         """Raise StateError, on all ranks, where their parameters are not the same: names, shapes, dtypes, groups."""
         described = [
-            [(name, (*one.shape,), str(one.dtype)) for name, one in zip(names, group["params"], strict=False)]
-            for names, group in ((name_parameters(group, at), group) for at, group in enumerate(self.param_groups))
-        ]
-        digest = zlib.crc32(repr(described).encode())
-        digests = [found for (found,) in self._ranks.gather([digest])]
+            [(name, (*one.shape,), str(one.dtype))
+             for name, one in zip(name_parameters(group, number), group["params"], strict=False)]
+            for number, group in enumerate(self.param_groups)
+        ]  # fmt: skip
+        digest = hashlib.sha256(repr(described).encode()).digest()
+        digests = self._ranks.gather(struct.unpack("<4Q", digest))
         if others := [rank for rank, found in enumerate(digests) if found != digests[0]]:
             raise StateError(
                 f"parameters must be the same on every rank, in names, shapes, dtypes and groups, but those of ranks "

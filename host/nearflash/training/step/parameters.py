@@ -345,7 +345,7 @@ class FlatParameters:
                 continue
             new = values[piece.position - start :][: piece.length]
             target = self._target(piece)
-            old = self._present(piece, new_in_place=self._next[piece.tensor] is None) if compare else None
+            old = self._present(piece) if compare else None
             self._staged[piece.tensor][piece.first] = fingerprint_of_copy(new, target, piece.first)
             if old is not None:
                 self._keep_delta(piece, target, old)
@@ -366,25 +366,21 @@ class FlatParameters:
                 place = self.tensors[piece.tensor].data_ptr() + piece.first * target.element_size()
                 copy_all([(target.data_ptr(), place, target.nbytes)])
             alone = (piece.position, piece.length) == (start, stop - start)
-            old = self._present(piece, new_in_place=self._next[piece.tensor] is None) if compare and not alone else None
+            old = self._present(piece) if compare and not alone else None
             staged.append((piece, target, old))
         apply_delta(delta, [(piece.position - start, target.data_ptr(), piece.length) for piece, target, _ in staged])
         for piece, target, old in staged:
             self._staged[piece.tensor][piece.first] = fingerprint(target, piece.first)
-            if compare:
-                self._keep_delta(piece, target, old, delta)
+            if old is not None:
+                self._keep_delta(piece, target, old)
+            elif compare:
+                self.deltas[piece.tensor][piece.first] = delta.copy()
 
-    def _keep_delta(
-        self, piece: TensorPiece, target: torch.Tensor, old: NDArray[Any] | None, delta: NDArray[np.uint8] | None = None
-    ) -> None:
-        """Keep what changed in a piece, from its old words; without these it is the delta that is given."""
+    def _keep_delta(self, piece: TensorPiece, target: torch.Tensor, old: NDArray[Any]) -> None:
+        """Keep what changed in a piece, from its old words."""
         words, word, value_format = _WORDS[target.dtype]
-        if old is not None:
-            delta = delta_of(old, target.view(words).numpy().view(word), value_format)
-        elif delta is not None:
-            delta = delta.copy()
-        assert delta is not None, "one or the other is there"
-        self.deltas[piece.tensor][piece.first] = delta
+        new = target.view(words).numpy().view(word)
+        self.deltas[piece.tensor][piece.first] = delta_of(old, new, value_format)
 
     def _target(self, piece: TensorPiece) -> torch.Tensor:
         """Find where a piece's new values go."""
@@ -393,13 +389,13 @@ class FlatParameters:
             self.begun.add(piece.position // self.manifest.extent_params)
         return whole[piece.first : piece.first + piece.length]
 
-    def _present(self, piece: TensorPiece, *, new_in_place: bool) -> NDArray[Any]:
+    def _present(self, piece: TensorPiece) -> NDArray[Any]:
         """Words of a piece of a tensor as they are; a copy where new values take their place."""
         words, word, _ = _WORDS[self.tensors[piece.tensor].dtype]
         part = slice(piece.first, piece.first + piece.length)
         values = self.tensors[piece.tensor].detach().reshape(-1)[part].resolve_neg().cpu().contiguous()
         found: NDArray[Any] = values.view(words).numpy().view(word)
-        return found.copy() if new_in_place else found
+        return found.copy() if self._next[piece.tensor] is None else found
 
     def marks(self, tensors: Collection[int]) -> list[tuple[int, int]]:
         """Fingerprints of every tensor before and after `publish` of these."""

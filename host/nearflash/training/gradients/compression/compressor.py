@@ -89,8 +89,9 @@ class Compressor:
         """
         self._pending.clear()
         if self._residual is not None:
-            zeros = {name: np.zeros_like(array) for name, array in self.arrays().items()}
-            self._residual.load(arrays if self.settings.saved else zeros)
+            if not self.settings.saved:
+                arrays = {name: np.zeros_like(array) for name, array in self.arrays().items()}
+            self._residual.load(arrays)
 
     def after(self, start: int, params: int, ranges: Iterable[int]) -> dict[str, NDArray[Any]]:
         """Copy what `arrays` will have of [start, start + params) after a commit: copies, on the CPU.

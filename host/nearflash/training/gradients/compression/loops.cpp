@@ -13,6 +13,7 @@ namespace {
 constexpr int BLOCK = 16, LARGEST = 7, GROUP = 32;
 constexpr int32_t MAGNITUDE = 0x7FFFFFFF;
 
+// A scale alone: by vectors.hpp, of which a lane would be used, packing takes half as long again.
 inline float number_at(uint16_t bf16) {
     const uint32_t bits = uint32_t(bf16) << 16;
     return load<float>(&bits);
