@@ -71,9 +71,9 @@ def test_compressed_weights_need_a_rate_of_expanding(opt_6_7b, t4):
 
 
 def test_grouped_queries_move_less(llama_70b, t4):
-    assert llama_70b.kv_bytes_per_token == 2 * 2 * 8 * 128
+    assert llama_70b.kv_bytes_per_token == 80 * 2 * 2 * 8 * 128
     found = predict(llama_70b, t4, WORK, policy(DISK, DISK, HOST, 1, 1))
-    read = llama_70b.kv_bytes_per_token * 80 * (512 + 16) * 31
+    read = llama_70b.kv_bytes_per_token * (512 + 16) * 31
     assert found.bytes_per_token["cache disk to host"] == pytest.approx(read / 32)
 
 

@@ -30,7 +30,7 @@ def test_the_first_line_answers(plan):
 
 def test_wear_is_what_the_cache_writes(plan, t4):
     disk, device = count_written_bytes(plan)
-    assert disk == pytest.approx(plan.shape.kv_bytes_per_token * 96 * 256 * (512 + 31)) and device == 0
+    assert disk == pytest.approx(plan.shape.kv_bytes_per_token * 256 * (512 + 31)) and device == 0
     machine = replace(t4, device=DeviceTier("test", 1e13, 1e10, 1e9, 3e9))
     kept = plan_for(plan.shape, machine, plan.workload, replace(plan.policy, cache=Shares(device=1)))
     assert count_written_bytes(kept) == pytest.approx((0, disk))

@@ -15,7 +15,7 @@ from nearflash.planning.terms import Workload
 @pytest.fixture
 def plan():
     config = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1000,
-              "rms_norm_eps": 1e-5}  # fmt: skip
+              "intermediate_size": 2048, "rms_norm_eps": 1e-5}  # fmt: skip
     policy = OffloadPolicy(2, 2, Shares(0.5, 0.25, 0.25), Shares(host=1), Shares(gpu=1))
     return plan_for(from_config(config), load_machine("gpu24"), Workload(64, 8), policy)
 

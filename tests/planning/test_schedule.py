@@ -61,7 +61,7 @@ def machine_of(weight_s, disk_s, cache_s, compute_s, shape, policy, tokens):
     """A machine on which a layer's load, a batch's cache and a batch's computing take these seconds."""
     base = load_machine("gpu24")
     layer = max(shape.layer_bytes())
-    cache = shape.kv_bytes_per_token * policy.batch_size * tokens
+    cache = shape.kv_layer_bytes * policy.batch_size * tokens
     # Weights and cache share the link: its rate is the weights', and the cache's size gives the rest.
     assert cache_s == pytest.approx(cache / layer * weight_s), "one link has one rate"
     active = 2 * shape.layers[0].active_parameters * policy.batch_size
@@ -89,7 +89,7 @@ def test_a_step_takes_what_the_simulated_schedule_takes(shape, batches, disk_s, 
     policy = OffloadPolicy(4, batches, Shares(disk=1), Shares(host=1), Shares(gpu=1))
     workload = Workload(100, 2)
     weight_s, tokens = 0.5, workload.average_tokens
-    cache_s = shape.kv_bytes_per_token * 4 * tokens / max(shape.layer_bytes()) * weight_s
+    cache_s = shape.kv_layer_bytes * 4 * tokens / max(shape.layer_bytes()) * weight_s
     machine = machine_of(weight_s, disk_s, cache_s, compute_s, shape, policy, tokens)
     times = (24, batches, weight_s, disk_s, cache_s, compute_s)
     assert predict(shape, machine, workload, policy).decode_s == pytest.approx(overlapped(*times), rel=0.08)
@@ -111,7 +111,7 @@ def test_a_runtime_that_waits_exposes_its_loads(shape, batches, compute_s):
     """Exposed loads bound what such a loop takes from above, by a batch's computing at most."""
     policy = OffloadPolicy(4, batches, Shares(host=1), Shares(gpu=1), Shares(gpu=1))
     workload = Workload(100, 2)
-    cache_s = shape.kv_bytes_per_token * 4 * workload.average_tokens / max(shape.layer_bytes()) * 0.5
+    cache_s = shape.kv_layer_bytes * 4 * workload.average_tokens / max(shape.layer_bytes()) * 0.5
     machine = machine_of(0.5, 1.0, cache_s, compute_s, shape, policy, workload.average_tokens)
     waits = replace(machine, schedule=replace(machine.schedule, exposed_weight_loads=1.0))
     simulated = waiting_at_every_step(24, batches, 0.5, compute_s)
@@ -137,7 +137,7 @@ def test_times_that_vary_make_loads_and_computing_wait_for_each_other(shape, sha
     policy = OffloadPolicy(4, 1, Shares(disk=1), Shares(gpu=1), Shares(gpu=1))
     workload = Workload(100, 2)
     for disk_s, compute_s in ((1.0, share), (share, 1.0)):
-        cache_s = shape.kv_bytes_per_token * 4 * workload.average_tokens / max(shape.layer_bytes()) * 1e-9
+        cache_s = shape.kv_layer_bytes * 4 * workload.average_tokens / max(shape.layer_bytes()) * 1e-9
         machine = machine_of(1e-9, disk_s, cache_s, compute_s, shape, policy, workload.average_tokens)
         queued = replace(machine, schedule=replace(machine.schedule, visits_ahead=ahead))
         found = predict(shape, queued, workload, policy).decode_s / 24

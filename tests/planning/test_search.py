@@ -136,12 +136,12 @@ def test_peaks_are_home_and_working_sets(opt_6_7b, t4):
     found = peaks(opt_6_7b, machine, WORK, policy)
     weights, layer = (size + ALIGNMENT_BYTES * number for size, number in
                       ((sum(opt_6_7b.layer_bytes()), 32), (max(opt_6_7b.layer_bytes()), 1)))  # fmt: skip
-    cache = opt_6_7b.kv_bytes_per_token * 32 * 6 * 544
+    cache = opt_6_7b.kv_bytes_per_token * 6 * 544
     states = 2 * 4096 * 6 * 512
     assert found["disk"].peak_bytes == pytest.approx(0.25 * weights)
     host = 0.25 * weights + cache + states + 2 * 0.25 * layer
     assert found["host"].decode_bytes == pytest.approx(host)
-    gpu = 0.5 * weights + 2 * opt_6_7b.outside + 2 * 0.5 * layer + 2 * opt_6_7b.kv_bytes_per_token * 2 * 544
+    gpu = 0.5 * weights + 2 * opt_6_7b.outside + 2 * 0.5 * layer + 2 * opt_6_7b.kv_layer_bytes * 2 * 544
     assert gpu < found["gpu"].decode_bytes < 1.05 * gpu
     assert found["device"].peak_bytes == 0 == limits(machine)["device"]
 

@@ -86,7 +86,7 @@ def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Poli
     else:
         fixed = on(outside)
     tokens = workload.prompt_tokens + workload.new_tokens
-    dense = shape.kv_bytes_per_token * len(shape.layers) * options.block_size * tokens
+    dense = shape.kv_bytes_per_token * options.block_size * tokens
     cache = dense * bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
     # Activations between two layers: of one layer at a time.
     states = shape.element_bytes * shape.hidden * options.block_size * workload.prompt_tokens
@@ -111,7 +111,7 @@ def _working(
     packed = options.weight_bits != 16 or options.stored_fraction < 1
     # One layer as it computes, where the stored form is another.
     unpacked = shape.element_bytes * biggest.parameters if packed else 0
-    cache = shape.kv_bytes_per_token * batch * (workload.prompt_tokens + workload.new_tokens)
+    cache = shape.kv_layer_bytes * batch * (workload.prompt_tokens + workload.new_tokens)
     states = shape.element_bytes * shape.hidden * batch * tokens
     gpu = on(_BUFFERS * stored, "weights.host", "weights.disk") + on(unpacked)
     gpu = gpu + on(_BUFFERS * states, "activations.host", "activations.disk")
@@ -119,7 +119,7 @@ def _working(
     # Prefill makes a batch's KV here; decode reads back what is attended to here.
     afar = ("cache.host", "cache.disk")
     if tokens > 1:
-        gpu = gpu + on(_BUFFERS * shape.kv_bytes_per_token * batch * tokens, *afar, "cache.device")
+        gpu = gpu + on(_BUFFERS * shape.kv_layer_bytes * batch * tokens, *afar, "cache.device")
     elif not options.cpu_attention:
         gpu = gpu + on(_BUFFERS * cache, *afar)
     if options.cache_bits != 16:
@@ -148,7 +148,7 @@ def _computing_bytes(
         scores = 2 * element_bytes * part * shape.heads * (context if tokens == 1 else tokens)
     # Hidden states of the batch, before and after a layer that computes a part of it.
     around = 2 * batch * tokens * hidden if part < batch * tokens else 0
-    attention = 2 * part * hidden + 3 * queries + scores + shape.kv_bytes_per_token * part
+    attention = 2 * part * hidden + 3 * queries + scores + shape.kv_layer_bytes * part
     ffn = 2 * part * hidden + 2 * element_bytes * part * shape.widest
     logits = batch * tokens * hidden + (element_bytes + 4) * batch * shape.vocabulary
     return float(max(around + max(attention, ffn), logits))

@@ -115,11 +115,11 @@ class _Sizes:
     def __init__(self, shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions) -> None:
         self.shape, self.machine, self.workload, self.options = shape, machine, workload, options
         block, layers = options.block_size, len(shape.layers)
-        token = shape.kv_bytes_per_token * layers * block
+        token, seen = shape.kv_bytes_per_token * block, block * shape.visible_kv_bytes(workload.average_tokens)
         ratio = bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
         self.cache_prefill = token * workload.prompt_tokens * ratio
-        self.cache_read = token * workload.average_tokens * ratio
-        self.cache_read_dense = token * workload.average_tokens
+        self.cache_read = seen * ratio
+        self.cache_read_dense = seen
         self.cache_token = token * ratio
         self.states_token = shape.element_bytes * shape.hidden * block * layers
         self.states_prefill = self.states_token * workload.prompt_tokens
@@ -212,7 +212,7 @@ def _decode_bytes(sizes: _Sizes) -> dict[str, Vector]:
     options, shape = sizes.options, sizes.shape
     weights, states = sizes.bytes_loaded(options.block_size), sizes.states_token
     # Attention on the host takes queries there and results back; a drive that attends takes them over its link.
-    queries = shape.element_bytes * shape.heads * shape.head_dim * options.block_size * len(shape.layers)
+    queries = shape.element_bytes * shape.heads * shape.head_dim * options.block_size * shape.visible_tokens(1)
     read, new = sizes.cache_read, sizes.cache_token
     afar = ("cache.host", "cache.disk")
     to_gpu = on(queries, *afar) if options.cpu_attention else on(read, *afar)
@@ -237,7 +237,8 @@ def _prefill_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Ve
     machine, shape, options = sizes.machine, sizes.shape, sizes.options
     compute, links = machine.compute, machine.links
     tokens = options.batch_size * sizes.workload.prompt_tokens
-    scores = 4 * sizes.prefill_tokens * sizes.workload.prompt_tokens * shape.heads * shape.head_dim * len(shape.layers)
+    seen = shape.visible_tokens(sizes.workload.prompt_tokens)
+    scores = 4 * sizes.prefill_tokens * seen * shape.heads * shape.head_dim
     gpu = options.num_batches * (
         sizes.matmul_seconds(tokens, compute.matmul_prefill_flops_per_s)
         + sizes.head_seconds(compute.matmul_prefill_flops_per_s)

@@ -7,11 +7,12 @@ import torch
 from nearflash.abi.errors import PlanError, StateError
 from nearflash.offload.machine import measure, measure_layer
 from nearflash.offload.machine.machine_file import available_bytes
+from nearflash.offload.machine.shape import measure_shape
 from nearflash.offload.machine.stopwatch import seconds_of
 from nearflash.planning.profile import machine_toml, parse_machine
-from nearflash.planning.shapes import from_config
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile
+from nearflash.weights.folder import open_folder
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +83,8 @@ def test_a_layer_of_the_model_is_timed(saved, monkeypatch, family):
     monkeypatch.setattr(measure_layer, "_LEAST_BYTES", 1 << 20)
     monkeypatch.setattr(measure_layer, "STEP_TOKENS", (1, 8))
     monkeypatch.setattr(measure_layer, "_PREFILL", (2, 16))
-    folder, model = saved(family)
-    shape = from_config(model.config.to_dict())
+    folder, _ = saved(family)
+    shape = measure_shape(open_folder(folder))
     rates = measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32)
     assert rates.flops_per_s > 0 and rates.bytes_per_s > 0
     assert rates.tokens == (1, 8, 32) and len(rates.factors) == 3
@@ -92,8 +93,8 @@ def test_a_layer_of_the_model_is_timed(saved, monkeypatch, family):
 
 
 def test_models_that_transformers_does_not_know_are_not_timed(saved, tmp_path):
-    folder, model = saved("llama")
-    shape = from_config(model.config.to_dict())
+    folder, _ = saved("llama")
+    shape = measure_shape(open_folder(folder))
     file = tmp_path / "other.json"
     file.write_text('{"model_type": "of another library", "hidden_size": 64}')
     assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32) is None
@@ -102,10 +103,10 @@ def test_models_that_transformers_does_not_know_are_not_timed(saved, tmp_path):
 
 
 def test_layers_with_experts_or_beyond_memory_are_not_timed(saved, monkeypatch):
-    folder, model = saved("mixtral")
-    shape = from_config(model.config.to_dict())
+    folder, _ = saved("mixtral")
+    shape = measure_shape(open_folder(folder))
     assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32) is None
-    folder, model = saved("llama")
+    folder, _ = saved("llama")
     monkeypatch.setattr(measure_layer, "available_bytes", lambda: 1000)
-    shape = from_config(model.config.to_dict())
+    shape = measure_shape(open_folder(folder))
     assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32) is None

@@ -11,15 +11,14 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError, PlanError
 from nearflash.offload.machine.machine_file import keep_machine, load_kept_machine
-from nearflash.planning.parameters import from_parameters
 from nearflash.planning.profile import Machine
 from nearflash.planning.search import Plan, Space, Workload, search
-from nearflash.planning.shapes import ModelShape, from_config
+from nearflash.planning.shapes import ModelShape
 from nearflash.storage.state.safetensors import ITEM_BYTES
 from nearflash.support.threads import idle_processors
 from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
 from nearflash.weights.file import WeightsTensor
-from nearflash.weights.folder import CONFIG, FLOATING, SMOLLM2, open_folder
+from nearflash.weights.folder import CONFIG, FLOATING, SMOLLM2, ModelFolder, open_folder
 from nearflash.weights.folder import read_config as read_file
 
 __all__ = ["machine_here", "model_shape", "plan_here"]
@@ -71,24 +70,22 @@ def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = 
 def model_shape(model: Path) -> tuple[ModelShape, float]:
     """The shape of the model in a folder, a config.json or SMOLLM2, and the fraction of their bytes that weights take.
 
-    Checkpoints beside the config are read by their headers, which is exact; a config alone, by rule. Raises PlanError,
-    and WeightsError for a damaged checkpoint.
+    As transformers builds it, without memory; a checkpoint beside the config says in what dtype it computes, and what
+    of it is compressed. Raises PlanError, UnsupportedError for what transformers does not build, and WeightsError for a
+    damaged checkpoint.
     """
-    config = read_config(model)
-    by_rule = from_config(config)
-    parent = model if model.is_dir() else model.parent
-    if str(model) == SMOLLM2 or not any((parent / name).is_file() for name in (SINGLE, INDEX)):
-        return by_rule, 1.0
-    tensors = open_checkpoint(parent)
+    from nearflash.offload.machine.shape import measure_shape  # which loads torch
+
+    folder = _open_model(model)
+    shape = measure_shape(folder)
+    if folder.gguf is not None or not any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
+        return shape, 1.0
+    tensors = open_checkpoint(folder.path)
     if odd := [tensor for name, tensor in tensors.items() if name.endswith("weight") and tensor.dtype not in FLOATING]:
         raise odd[0].error(
             f"its dtype must be one of {', '.join(FLOATING)}, not {odd[0].dtype}: take the checkpoint that is not "
             "quantised"
         )
-    if by_rule.tied:
-        # A checkpoint may hold the tied head again.
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
-    shape = from_parameters({name: tensor.shape for name, tensor in tensors.items()}, config)
     shape = replace(shape, element_bytes=_element_bytes(tensors.values(), shape.element_bytes))
     # Matrices of layers, whose names hold a number, are what is compressed.
     matrices = [tensor for name, tensor in tensors.items() if re.search(r"\.\d+\.", name) and len(tensor.shape) > 1]
@@ -108,19 +105,21 @@ def _element_bytes(tensors: Iterable[WeightsTensor], otherwise: int) -> int:
 
 
 def read_config(model: Path) -> Mapping[str, Any]:
-    """The configuration of a model's folder, of a config.json itself, or of SMOLLM2.
-
-    Raises PlanError, and UnsupportedError for a folder that asks for what offloaded generation does not do.
-    """
-    if str(model) == SMOLLM2:
+    """The configuration of a model's folder, of a config.json itself, or of SMOLLM2. Raises as `model_shape`."""
+    folder = _open_model(model)
+    if folder.gguf is not None:
         from nearflash.weights.empty import load_config  # which loads torch
 
-        config: dict[str, Any] = load_config(open_folder(model, gguf=True)).to_dict()
+        config: dict[str, Any] = load_config(folder).to_dict()
         return config
+    return folder.config
+
+
+def _open_model(model: Path) -> ModelFolder:
     try:
-        if model.is_dir() or model.name == CONFIG:
-            return open_folder(model if model.is_dir() else model.parent).config
-        return read_file(model)
-    except (CommandError, OSError, ValueError) as error:
+        if str(model) == SMOLLM2 or model.is_dir() or model.name == CONFIG:
+            return open_folder(model.parent if model.name == CONFIG else model, gguf=True)
+        return ModelFolder(model, read_file(model))
+    except (OSError, ValueError, CommandError) as error:
         message = f"model must be a folder with {CONFIG}, or one itself, not {str(model)!r}: {error}"
         raise PlanError(message) from None
