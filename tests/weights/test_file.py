@@ -178,7 +178,7 @@ def test_a_file_that_is_removed_or_replaced_is_read_to_its_end(file, tmp_path):
     assert all(expand(tensors[name]).tobytes() == values.tobytes() for name, values in TENSORS.items())
 
 
-BITMAPS = [("bitmap", 16), ("coded-bitmap", 16), ("bitmap", 8), ("bitmap", 4)]
+BITMAPS = [("coded", 16), ("bitmap", 16), ("coded-bitmap", 16), ("bitmap", 8), ("bitmap", 4)]
 FORMS = [*BITMAPS, ("groups", 8), ("groups", 4), ("dense", 16)]
 
 
@@ -367,7 +367,7 @@ def test_a_checkpoint_of_several_files_and_one_that_lacks_a_tensor(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"format": "zip"}, CommandError, "format must be one of coded-bitmap, bitmap, groups"),
+        ({"format": "zip"}, CommandError, "format must be one of coded-bitmap, bitmap, coded, groups"),
         ({"bits": 3}, CommandError, "bits one of 16, 8, 4, not coded-bitmap, 3"),
         ({"format": "groups"}, CommandError, "bits must be 8 or 4 with the format groups, not 16"),
     ],

@@ -8,6 +8,8 @@ All is little endian; every section begins at a multiple of 64 bytes and is padd
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from typing import ClassVar, Protocol
 
 from nearflash.abi.crc import crc32c
 from nearflash.abi.errors import FormatError, ShapeError, StreamError
@@ -155,42 +157,63 @@ def pack_group_end(number: int, checksum: int, body_bytes: int) -> bytes:
     return _END.pack(number, checksum, body_bytes)
 
 
-def check_groups(stream: memoryview, header: "BitmapHeader") -> None:
+class GroupedHeader(Protocol):
+    """The header of a stream in groups that state their bytes and checksums."""
+
+    what: ClassVar[str]
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of the stream."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of it."""
+
+    @property
+    def ends_crc32c(self) -> int | None:
+        """CRC32C of the first GROUP_END_BYTES of all groups' ends, in order; None where it is not stated."""
+
+
+def check_groups(stream: memoryview, header: GroupedHeader) -> None:
     """Compare the ends of a stream's groups with its header, so that none is another stream's or another place's.
 
     A kernel compares each group's bytes with its end. Takes 64 bytes of each group, the last one first. Raises
     StreamError.
     """
+    fail = partial(bitmap_error, what=header.what)
     if header.ends_crc32c is None:
-        raise bitmap_error(StreamFault.HEADER, "one that does not state its groups, as an older nearflash wrote it")
+        raise fail(StreamFault.HEADER, "one that does not state its groups, as an older nearflash wrote it")
     ends, at = [], header.stream_bytes
     for number in reversed(range(header.groups)):
         at -= SECTION_BYTES
         if at < HEADER_BYTES:
-            raise bitmap_error(StreamFault.LENGTH, f"fewer than its {header.groups} groups")
+            raise fail(StreamFault.LENGTH, f"fewer than its {header.groups} groups")
         magic, _, body_bytes = _END.unpack_from(stream, at)
         if magic != number:
-            raise bitmap_error(StreamFault.CHECKSUM, f"group {magic} in the place of group {number}")
+            raise fail(StreamFault.CHECKSUM, f"group {magic} in the place of group {number}")
         ends.append(bytes(stream[at : at + GROUP_END_BYTES]))
         at -= body_bytes
     if at != HEADER_BYTES or crc32c(b"".join(reversed(ends))) != header.ends_crc32c:
-        raise bitmap_error(StreamFault.CHECKSUM, "ends of groups that its header does not state")
+        raise fail(StreamFault.CHECKSUM, "ends of groups that its header does not state")
 
 
-def bitmap_error(fault: StreamFault, detail: str) -> StreamError:
-    """The error for a matrix with HEADER, LENGTH, CHECKSUM or COUNT wrong."""
+def bitmap_error(fault: StreamFault, detail: str, what: str = "a bitmap matrix") -> StreamError:
+    """The error for a matrix, or other weights, with HEADER, LENGTH, CHECKSUM or COUNT wrong."""
     rule = {
-        StreamFault.HEADER: "must begin with the header of a bitmap matrix of the shape and format expected",
+        StreamFault.HEADER: f"must begin with the header of {what} of the shape and format expected",
         StreamFault.LENGTH: "must end where its header states",
         StreamFault.CHECKSUM: "must have the CRC32C that is written in it",
         StreamFault.COUNT: "must have no values beyond its columns",
     }[fault]
-    return StreamError(f"a bitmap matrix {rule}, not {detail}; compress the weights again", fault)
+    return StreamError(f"{what} {rule}, not {detail}; compress the weights again", fault)
 
 
 @dataclass(frozen=True)
 class BitmapHeader:
     """Header of a matrix of `rows` rows and `columns` columns, checked in groups of `group_rows` rows."""
+
+    what: ClassVar[str] = "a bitmap matrix"
 
     element: ElementFormat
     rows: int

@@ -55,8 +55,9 @@ def compress(subparsers: Any) -> None:
     add("--sparsity", type=float, default=0.5, metavar="F",
         help="Prune this share of each row (default: %(default)s).")  # fmt: skip
     add("--pattern", type=_pattern, metavar="N:M", help="Keep N of each M weights of a row, instead of --sparsity.")
-    add("--format", choices=FORMATS, default=FORMATS[0],
-        help="Bitmap and values, their exponents coded or not, or codes alone (default: %(default)s).")  # fmt: skip
+    add("--format", choices=FORMATS,
+        help="Coded exponents, pruned or not; bitmap and values, exponents coded or not, which expand kernels take; or "
+        "codes alone (default: coded where nothing is pruned and bits are 16, else coded-bitmap).")  # fmt: skip
     add("--bits", type=int, choices=BITS, default=BITS[0],
         help="Bits of a value: 16 is lossless, 8 and 4 quantise (default: %(default)s).")  # fmt: skip
     add("--dtype", choices=("fp16", "bf16"), help="Write this dtype (default: the model's, or fp16).")
@@ -82,6 +83,9 @@ def _pattern(text: str) -> tuple[int, int]:
 def _compress(arguments: argparse.Namespace) -> int:
     if arguments.method in ("wanda", "sparsegpt") and not arguments.texts:
         raise CommandError(f"texts must be given for the method {arguments.method}: --texts FILE …")
+    if arguments.format is None:
+        unpruned = arguments.method == "none" and arguments.bits == BITS[0]
+        arguments.format = "coded" if unpruned else FORMATS[0]
     if arguments.format == "groups" and arguments.bits == 16:
         raise CommandError("bits must be 8 or 4 with the format groups: --bits 8")
     if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):

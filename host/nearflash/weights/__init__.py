@@ -4,6 +4,7 @@ Formats: docs/contracts/weights.md.
 """
 
 from nearflash.weights.checkpoint import open_checkpoint
+from nearflash.weights.coded import pack_coded
 from nearflash.weights.compress import compress_tensor
 from nearflash.weights.expand import expand
 from nearflash.weights.file import PackedTensor, WeightsTensor, read_file, write_file
@@ -18,6 +19,7 @@ __all__ = [
     "expand",
     "open_checkpoint",
     "pack",
+    "pack_coded",
     "quantize",
     "read_file",
     "write_file",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import SCALE_COLUMNS, ElementFormat
 from nearflash.abi.errors import CommandError, FormatError
 from nearflash.weights.arrays import patterns
+from nearflash.weights.coded import pack_coded
 from nearflash.weights.expand import ELEMENTS
 from nearflash.weights.file import PackedTensor
 from nearflash.weights.groups import pack_groups
@@ -21,8 +22,9 @@ from nearflash.weights.quantize import quantize
 
 __all__ = ["BITS", "FORMATS", "compress_tensor", "dense_tensor", "fold_shape"]
 
-FORMATS = ("coded-bitmap", "bitmap", "groups")
-"""Exponents coded where that is smaller; plain values; and, for 8 or 4 bits only, codes without a bitmap."""
+FORMATS = ("coded-bitmap", "bitmap", "coded", "groups")
+"""A bitmap and values, as `expand` kernels take them, their exponents coded where that is smaller, or not; exponents
+coded in levels, with a bitmap where there are zeros; and, for 8 or 4 bits only, codes without a bitmap."""
 BITS = (16, 8, 4)
 _DTYPES = {element: dtype for dtype, element in ELEMENTS.items()}
 _COLUMNS = 16384
@@ -34,8 +36,8 @@ _GROUP_BYTES = 1 << 20
 def compress_tensor(name: str, values: NDArray[Any], format: str = FORMATS[0], bits: int = 16) -> PackedTensor:
     """A tensor of two dimensions or more, fp16 or bf16 (uint16 patterns), in the smallest of the forms asked for.
 
-    format: one of FORMATS; bits: 16 is lossless, 8 and 4 quantise. Zeros stay zeros, but in codes without a bitmap,
-    which a tensor gets that is smaller so. One that no form makes smaller stays dense.
+    format: one of FORMATS; bits: 16 is lossless, 8 and 4 quantise (coded: as bitmap). Zeros stay zeros, but in codes
+    without a bitmap, which a tensor gets that is smaller so. One that no form makes smaller stays dense.
     Raises CommandError for other options, FormatError for another dtype, NonFiniteError where a scale cannot hold one.
     """
     if format not in FORMATS or bits not in BITS:
@@ -58,6 +60,8 @@ def compress_tensor(name: str, values: NDArray[Any], format: str = FORMATS[0], b
 def _forms(matrix: NDArray[Any], format: str, bits: int) -> Iterator[tuple[str, bytes]]:
     group_rows = max(_GROUP_BYTES // matrix[:1].nbytes, 1)
     if bits == 16:
+        if format == "coded" and matrix.dtype.itemsize == 2:
+            yield "coded", pack_coded(matrix)
         yield "bitmap", pack(matrix, coding="plain", group_rows=group_rows)
         if format == "coded-bitmap" and matrix.dtype.itemsize == 2:
             yield "bitmap", pack(matrix, coding="exponents", group_rows=group_rows)

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, ElementFormat, bitmap_error, check_groups
+from nearflash.abi.coded import CODED_MAGIC, CodedHeader
 from nearflash.abi.errors import FormatError, ShapeError, StreamError, UnknownDeviceError
 from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
 from nearflash.storage.io.reuse import reuse_buffer
+from nearflash.weights.coded import expand_coded
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import expand_groups
 
@@ -36,16 +38,17 @@ def expand(
     executor: Executor | None = None,
     memory: Callable[[int], NDArray[np.uint8]] = reuse_buffer,
 ) -> Any:
-    """The dense tensor of a stream that `pack` gave, (rows, columns), or of a tensor in a file, of its own shape.
+    """The dense tensor of a stream that `pack` gave, (rows, columns), or `pack_coded`, (elements,), or of a tensor in a
+    file, of its own shape.
 
     Of float16 or int8, or, for bf16, uint16 bit patterns (`torch.from_numpy(found).view(torch.bfloat16)`); of a tensor
     that was stored dense, of its own dtype. On a GPU, a torch tensor.
 
     device: `host`, which computes in threads; another name for `open_device`, or an open Device, which stays open; or
-    `cuda`, also with a number. All give the same bits. out: a numpy array or torch tensor of that shape and dtype (of
-    bf16 uint16 or bfloat16), contiguous; it is written and returned. executor: of threads that have
-    set_ieee_arithmetic, for `host`; by default as many as there are processors, for large tensors. memory: gives
-    aligned memory of so many bytes, to read a tensor of a file into.
+    `cuda`, also with a number. All give the same bits; coded weights are for `host` and `cuda` alone. out: a numpy
+    array or torch tensor of that shape and dtype (of bf16 uint16 or bfloat16), contiguous; it is written and returned.
+    executor: of threads that have set_ieee_arithmetic, for `host`; by default as many as there are processors, for
+    large tensors. memory: gives aligned memory of so many bytes, to read a tensor of a file into.
 
     Raises StreamError for a stream that is damaged and WeightsError for a tensor that is; ShapeError and FormatError
     for another `out`, whose contents are undefined after an error; UnknownDeviceError, and what the device raises.
@@ -56,6 +59,9 @@ def expand(
         except StreamError as error:
             raise source.error(error) from error
     data = np.frombuffer(source, np.uint8)
+    if source[: len(CODED_MAGIC)] == CODED_MAGIC:
+        coded = CodedHeader.unpack(source[:HEADER_BYTES], len(data))
+        return _expand_coded(data, coded, (coded.elements,), out, device, executor)
     header = BitmapHeader.unpack(source[:HEADER_BYTES], len(data))
     check_groups(data.data, header)
     return _expand_stream(data, header, (header.rows, header.columns), out, device, executor)
@@ -75,6 +81,12 @@ def _expand_tensor(
             stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
             raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
         return _expand_stream(data, header, tensor.shape, out, device, executor)
+    if tensor.form == "coded":
+        coded = CodedHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
+        if (coded.element, coded.elements) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
+            stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
+            raise tensor.error(f"it must be {stated}, not {coded.elements} elements of {coded.element.name}")
+        return _expand_coded(data, coded, tensor.shape, out, device, executor)
     if tensor.dtype not in _DTYPES:
         raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
     on_gpu, dtype = _on_gpu(out, device), _DTYPES[tensor.dtype]
@@ -87,6 +99,22 @@ def _expand_tensor(
     if on_gpu:
         return _copy(values, tensor.dtype, out, device)
     return values if out is None else out
+
+
+def _expand_coded(
+    data: NDArray[np.uint8], header: CodedHeader, shape: tuple[int, ...], out: Any, device: str | Device,
+    executor: Executor | None,
+) -> Any:  # fmt: skip
+    """Coded weights: by the host's cores, and then copied where a GPU is to have them."""
+    dtype, on_gpu = _NAMES[header.element], _on_gpu(out, device)
+    if device != "host" and not on_gpu:
+        name = device if isinstance(device, str) else device.identity.name
+        raise FormatError(f"coded weights must be expanded by host or cuda, not by {name}, which takes coded-bitmap")
+    target = np.empty(shape, _DTYPES[dtype]) if out is None or on_gpu else _memory(out, shape, dtype)
+    expand_coded(data, target.view("<u2"), executor)
+    if on_gpu:
+        return _copy(target, dtype, out, device)
+    return target if out is None else out
 
 
 def _expand_stream(

@@ -1,9 +1,9 @@
 """Files of weights: safetensors in which a tensor may be stored compressed.
 
-A compressed tensor is of uint8, the bytes that `pack` or `pack_groups` gave. The metadata has `nearflash_weights`, the
-version, and `nearflash_tensors`, a JSON object from the name of each compressed tensor to its own `dtype` and `shape`
-and its `form`. Other readers find tensors of bytes. Checksums lie in the header, by tensor, so that no other tensor's
-bytes hold in a tensor's place. Layout: docs/contracts/weights.md, section 4.
+A compressed tensor is of uint8, the bytes that `pack`, `pack_coded` or `pack_groups` gave. The metadata has
+`nearflash_weights`, the version, and `nearflash_tensors`, a JSON object from the name of each compressed tensor to its
+own `dtype` and `shape` and its `form`. Other readers find tensors of bytes. Checksums lie in the header, by tensor, so
+that no other tensor's bytes hold in a tensor's place. Layout: docs/contracts/weights.md, section 4.
 """
 
 import json
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import HEADER_BYTES, SECTION_BYTES, BitmapHeader, check_groups
+from nearflash.abi.coded import CodedHeader
 from nearflash.abi.errors import StateError, StreamError, WeightsError
 from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
 from nearflash.storage.io.checksum import crc32c
@@ -37,8 +38,11 @@ __all__ = [
 VERSION = 2
 _VERSIONS = ("", "1", str(VERSION))
 """That are read; the first is of other programs' files. Version 1 has the checksum of whole tensors alone."""
-FORMS = ("dense", "bitmap", "int8", "int4")
-"""How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; in groups of 64 columns, without one."""
+FORMS = ("dense", "bitmap", "coded", "int8", "int4")
+"""How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; as coded weights; in groups of 64
+columns, without a bitmap."""
+_STREAMS: Mapping[str, type[BitmapHeader] | type[CodedHeader]] = {"bitmap": BitmapHeader, "coded": CodedHeader}
+"""Forms whose header states their groups, which state their bytes."""
 _VERSION, _TENSORS, _ROWS = "nearflash_weights", "nearflash_tensors", "nearflash_rows"
 CHECKPOINT = "nearflash_checkpoint"
 """Key of the metadata: what the files of one checkpoint, and its index, state alike."""
@@ -76,9 +80,9 @@ class WeightsTensor:
     """In the file."""
     stored_bytes: int
     checksum: int | None
-    """CRC32C of the bytes; None where the file has none, and for bitmap matrices, which have their own."""
+    """CRC32C of the bytes; None where the file has none, and for streams, which have their own."""
     stream_checksum: int | None = None
-    """Of a bitmap matrix: CRC32C of its header, which states its groups, which state their bytes."""
+    """Of a bitmap matrix or coded weights: CRC32C of the header, which states the groups, which state their bytes."""
     row_checksums: tuple[int, ...] = ()
     """CRC32C of each row of the first dimension, of dense tensors of three dimensions; none in older files."""
 
@@ -118,7 +122,7 @@ class WeightsTensor:
 
     def check(self, data: NDArray[np.uint8]) -> None:
         """Compare the bytes that `load` gave with the file's checksums, where it has some, so that they are this
-        tensor's; a bitmap matrix's groups are compared with their own when they are expanded. Raises WeightsError.
+        tensor's; a stream's groups are compared with their own when they are expanded. Raises WeightsError.
         """
         if self.checksum is not None and crc32c(data) != self.checksum:
             raise self.error("it is damaged: its checksum is another")
@@ -126,7 +130,7 @@ class WeightsTensor:
             return
         try:
             text = data[:HEADER_BYTES].tobytes()
-            header = BitmapHeader.unpack(text, len(data))
+            header = _STREAMS[self.form].unpack(text, len(data))
             if int.from_bytes(text[-_CRC_BYTES:], "little") != self.stream_checksum:
                 raise self.error("it is another tensor's: its header has another checksum")
             check_groups(data.data, header)
@@ -195,8 +199,8 @@ def _has_rows(shape: Sequence[int]) -> bool:
 
 
 def _stream_checksum(tensor: PackedTensor) -> int | None:
-    """CRC32C of a bitmap matrix's header."""
-    return int(tensor.data[:HEADER_BYTES].view("<u4")[-1]) if tensor.form == "bitmap" else None
+    """CRC32C of a stream's header."""
+    return int(tensor.data[:HEADER_BYTES].view("<u4")[-1]) if tensor.form in _STREAMS else None
 
 
 def _make_metadata(described: Mapping[str, object], rows: Mapping[str, Sequence[int]]) -> dict[str, str]:
@@ -264,7 +268,7 @@ def _open_tensor(
         raise ValueError(f"{stored.name!r} is stored as {stored.dtype}, stated to be {described}")
     if prod(shape) > 8 * location[-1]:  # an element takes a bit at least: nobody makes room for what cannot be there
         raise ValueError(f"{stored.name!r} has {location[-1]} bytes, too few for the shape {shape}")
-    if form == "bitmap" and not old:
+    if form in _STREAMS and not old:
         stream = int(str(described["header_crc32c"]), 16)
         return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), *location, None, stream)
     return WeightsTensor(stored.name, str(dtype), tuple(shape), str(form), *location, checksum)

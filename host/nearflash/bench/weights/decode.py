@@ -1,8 +1,8 @@
 """GB/s of dense output when tensors that are in memory are expanded: by one core, and by all that this process has.
 
-Beside it, of the same tensors and in the same run: a plain copy of the dense bytes, zstd, and the disk's reads. `one
-core`: every thread of the process is bound to one; the rest by as many threads as there are cores, a tensor each, as a
-loading model has it.
+Beside it, of the same tensors and in the same run: a plain copy of the dense bytes, zstd and ZipNN where they are
+installed (pip install --no-deps zstandard zipnn), and the disk's reads. `one core`: every thread of the process is
+bound to one; the rest by as many threads as there are cores, a tensor each, as a loading model has it.
 """
 
 import os
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from nearflash.bench.weights.sizes import SizesSettings, load_named, settings_of
 from nearflash.device.backends.host.matrix import expand_into
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights import compress_tensor
+from nearflash.weights.coded import expand_coded
 from nearflash.weights.convert import linear_weights
 from nearflash.weights.expand import ELEMENTS
 from nearflash.weights.file import PackedTensor
@@ -51,7 +53,7 @@ class _Tensor:
 
 
 def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
-    """A row for each format and dtype of a model's linear weights, half of them pruned by magnitude (int8, int4: none).
+    """A row for each format and dtype of a model's linear weights: as they are, and half of them pruned by magnitude.
 
     Raises MissingModelError.
     """
@@ -68,16 +70,22 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
             source: [_array(weight, dtype) for weight in weights.values()]
             for source, weights in (("none", whole), ("magnitude", pruned))
         }
-        peers: list[tuple[str, str, list[_Tensor]]] = [
-            ("copy", "magnitude", [_copy(array) for array in arrays["magnitude"]])
-        ]
-        if find_spec("zstandard"):
-            peers.append((f"zstd-{_ZSTD_LEVEL}", "magnitude", [_zstd(array) for array in arrays["magnitude"]]))
-        for format in settings.formats:
-            source = "none" if format.startswith("int") else "magnitude"
-            peers.append((format, source, [_pack(array, format) for array in arrays[source]]))
-        for format, source, tensors in peers:
+        for source, pack, format in _list_cases(settings.formats, dtype):
+            tensors = [pack(array) for array in arrays[source]]
             yield {"pruning": source, "format": format, "dtype": dtype, **_rates(tensors), **beside}
+
+
+def _list_cases(formats: Iterable[str], dtype: str) -> Iterator[tuple[str, Callable[[NDArray[Any]], _Tensor], str]]:
+    """Cases of the bench: weights as they are or pruned, what packs them, its name; peers where they are installed."""
+    peers: dict[str, Callable[[NDArray[Any]], _Tensor]] = {"copy": _copy}
+    if find_spec("zstandard"):
+        peers[f"zstd-{_ZSTD_LEVEL}"] = _zstd
+    if find_spec("zipnn"):
+        peers["zipnn"] = partial(_zipnn, dtype=dtype)
+    for source in ("none", "magnitude"):
+        yield from ((source, pack, name) for name, pack in peers.items())
+        names = (name for name in formats if name == "coded" or name.startswith("int") == (source == "none"))
+        yield from ((source, partial(_pack, format=name), name) for name in names)
 
 
 @contextmanager
@@ -157,6 +165,19 @@ def _zstd(values: NDArray[Any]) -> _Tensor:
     return _Tensor(dense, out, expand, len(packed))
 
 
+def _zipnn(values: NDArray[Any], dtype: str) -> _Tensor:
+    import zipnn
+
+    dense, out = _new(values)
+    codec = zipnn.ZipNN(bytearray_dtype={"bf16": "bfloat16", "fp16": "float16"}[dtype], input_format="byte")
+    packed = codec.compress(bytearray(dense.tobytes()))
+
+    def expand(to: NDArray[np.uint8]) -> None:
+        to[:] = np.frombuffer(codec.decompress(packed), np.uint8)
+
+    return _Tensor(dense, out, expand, len(packed))
+
+
 def _pack(values: NDArray[Any], format: str) -> _Tensor:
     dense, out = _new(values)
     settings = settings_of(format)
@@ -171,5 +192,7 @@ def _expander(packed: PackedTensor) -> Callable[[NDArray[np.uint8]], None]:
     if packed.form == "bitmap":
         header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
         return lambda to: expand_into(data, to.reshape(header.rows, -1))  # type: ignore[return-value]
+    if packed.form == "coded":
+        return lambda to: expand_coded(data, to.view(np.uint16))
     bits, output, columns = int(packed.form.removeprefix("int")), ELEMENTS[packed.dtype], packed.shape[-1]
     return lambda to: expand_groups(data, to.view(np.uint16).reshape(-1, columns), bits, output)

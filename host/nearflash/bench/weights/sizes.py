@@ -40,8 +40,9 @@ __all__ = [
     "settings_of",
 ]
 
-FORMATS = ("bitmap", "coded-bitmap", "bitmap-int8", "bitmap-int4", "int8", "int4")
-"""A bitmap and 16-bit values; those with coded exponents; a bitmap and codes; codes alone."""
+FORMATS = ("bitmap", "coded-bitmap", "coded", "bitmap-int8", "bitmap-int4", "int8", "int4")
+"""A bitmap and 16-bit values; those with coded exponents; exponents in levels; a bitmap and codes; codes alone."""
+_UNPRUNED = ("coded", "int8", "int4")
 DTYPE_NAMES = ("fp16", "bf16")
 OF = "dense 16-bit bytes of the decoder layers' linear weights"
 PRUNINGS: dict[str, dict[str, Any]] = {
@@ -100,7 +101,8 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
     calibration, others = hold_out(windows(texts, _TOKENS), settings.windows)
     others = others[:_HELD_OUT_WINDOWS]
     for pruning, options in PRUNINGS.items():
-        formats = [name for name in settings.formats if (pruning == "none") == name.startswith("int")]
+        formats = [name for name in settings.formats
+                   if (name in _UNPRUNED if pruning == "none" else not name.startswith("int"))]  # fmt: skip
         if not formats:
             continue
         _restore(model, dense)

@@ -40,13 +40,15 @@ from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.state.safetensors import encode_header
 from nearflash.weights import PackedTensor, compress_tensor, expand, open_checkpoint, pack, quantize, write_file
 from nearflash.weights.checkpoint import SINGLE, write_index
+from nearflash.weights.coded import pack_coded
 from nearflash.weights.compress import dense_tensor
 from nearflash.weights.file import CHECKPOINT, WeightsTensor, read_file
 
 __all__ = ["checkpoint", "matrix", "spill", "topk", "weights"]
 
-_GROUP_ROWS = 8
-_BITMAPS = ("coded", "plain", "scaled8", "scaled4")
+_GROUP_ROWS, _BLOCK_ELEMENTS = 8, 400
+_STREAMS = {"coded": "bitmap", "plain": "bitmap", "scaled8": "bitmap", "scaled4": "bitmap", "levels": "coded"}
+"""Forms of tensors in groups with checksums of their own."""
 
 
 # Weights
@@ -81,9 +83,10 @@ def _tensors(seed: int, suffix: str) -> list[PackedTensor]:
         "coded": pack(values, group_rows=_GROUP_ROWS), "plain": pack(values, coding="plain", group_rows=_GROUP_ROWS),
         "scaled8": pack(quantize(values, 8), group_rows=_GROUP_ROWS),
         "scaled4": pack(quantize(values, 4), group_rows=_GROUP_ROWS),
+        "levels": pack_coded(values, block_elements=_BLOCK_ELEMENTS),
     }  # fmt: skip
     bitmaps = [
-        PackedTensor(name + suffix, "F16", values.shape, "bitmap", np.frombuffer(data, np.uint8))
+        PackedTensor(name + suffix, "F16", values.shape, _STREAMS[name], np.frombuffer(data, np.uint8))
         for name, data in matrices.items()
     ]
     codes = [compress_tensor(f"codes{bits}{suffix}", values, "groups", bits) for bits in (8, 4)]
@@ -101,11 +104,11 @@ def _expand_all(tensors: dict[str, WeightsTensor]) -> object:
 
 
 def _ranges(content: bytes, tensors: dict[str, WeightsTensor]) -> Iterator[Range]:
-    """Bytes of every tensor, of every group of a bitmap matrix, and of every row that has a checksum."""
+    """Bytes of every tensor, of every group of a stream, and of every row that has a checksum."""
     for tensor in tensors.values():
         start, stop = tensor.offset, tensor.offset + tensor.stored_bytes
         yield FILE, start, stop
-        if tensor.form == "bitmap":
+        if tensor.form in _STREAMS.values():
             yield FILE, start, start + HEADER_BYTES
             yield from ((FILE, start + first, start + last) for first, last in _groups(content[start:stop]))
         for row in (tensor.row(number) for number in range(len(tensor.row_checksums))):
@@ -137,8 +140,8 @@ def _forge_weights(content: bytes, rng: random.Random) -> bytes:
 
 
 def _forge_stream(header: Any, data: bytearray, rng: random.Random) -> None:
-    """A bitmap matrix with a byte changed, under the checksums of its group, its header and the file."""
-    name = f"{rng.choice(_BITMAPS)}-0"
+    """A stream with a byte changed, under the checksums of its group, its header and the file."""
+    name = f"{rng.choice(list(_STREAMS))}-0"
     start, end = header[name]["data_offsets"]
     matrix = _forge_matrix(data[start:end], rng)
     data[start:end] = matrix

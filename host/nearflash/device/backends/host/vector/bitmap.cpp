@@ -2,14 +2,11 @@
 //
 // Format: nearflash.abi.bitmap, docs/contracts/weights.md. Equals nearflash.model.weights.bitmap to the bit.
 
-#include <algorithm>
-
-#include "chunks.hpp"
 #include "crc32c.hpp"
+#include "sections.hpp"
 
 using namespace nearflash;
 
-enum Fault : int32_t { NONE, LENGTH = 2, COUNT, CHECKSUM };  // nearflash.abi.topk.StreamFault
 enum RowFormat : int32_t { PLAIN16, PLAIN8, CODED_FP16, CODED_BF16, SCALED8, SCALED4 };
 
 // Where a row's sections begin in the stream, in bytes, and how long they are.
@@ -52,39 +49,7 @@ struct Codes {
 
 namespace {
 
-constexpr int64_t SECTION_BYTES = 64, SCALE_COLUMNS = 64;
-
-// Rows
-
-// Bytes of a section of so many bits.
-inline int64_t padded(int64_t bits) { return (bits + 8 * SECTION_BYTES - 1) / (8 * SECTION_BYTES) * SECTION_BYTES; }
-
-inline uint32_t first_lanes(int64_t count) { return count >= CHUNK ? ALL : (uint32_t(1) << count) - 1; }
-
-inline uint64_t low_bits(int64_t count) { return count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1; }
-
-// Ones of a row's bitmap; -1 where there are some behind its columns.
-int64_t bitmap_ones(const uint8_t *bitmap, int64_t columns) {
-    int64_t count = 0;
-    uint64_t beyond = 0;
-    for (int64_t word = 0; word < padded(columns) / 8; word++) {
-        const uint64_t bits = load<uint64_t>(bitmap + 8 * word);
-        count += __builtin_popcountll(bits);
-        beyond |= bits & ~low_bits(std::max<int64_t>(columns - 64 * word, 0));
-    }
-    return beyond ? -1 : count;
-}
-
-// Codes of 3 among the values'.
-int64_t count_escapes(const uint8_t *codes, int64_t values, int64_t code_bits) {
-    const uint64_t first = code_bits == 2 ? 0x5555555555555555 : 0x1111111111111111;
-    int64_t count = 0;
-    for (int64_t word = 0; 64 * word < values * code_bits; word++) {
-        const uint64_t bits = load<uint64_t>(codes + 8 * word) & low_bits(values * code_bits - 64 * word);
-        count += __builtin_popcountll(bits & bits >> 1 & first);
-    }
-    return count;
-}
+constexpr int64_t SCALE_COLUMNS = 64;
 
 // The row at found.at, up to its end. Nothing at or behind the stream's end is read.
 Fault find_row(const Groups &groups, Row &row, Found &found) {
@@ -127,24 +92,6 @@ Fault find_group(const Groups &groups, int64_t number, Found &found) {
     if (load<uint64_t>(groups.stream + found.at) != (uint64_t(number) | checksum << 32)) return CHECKSUM;
     found.at += SECTION_BYTES;
     return NONE;
-}
-
-// Calls with the place, the mask and the written lanes of each 32 columns of a row.
-template <class Call> inline void for_chunks(const uint8_t *bitmap, int64_t columns, Call call) {
-    for (int64_t first = 0; first < columns; first += 2 * CHUNK) {
-        const uint64_t word = load<uint64_t>(bitmap + first / 8);
-        const int64_t left = columns - first;
-        call(first, uint32_t(word), first_lanes(left));
-        call(first + CHUNK, uint32_t(word >> CHUNK), first_lanes(std::max<int64_t>(left - CHUNK, 0)));
-    }
-}
-
-// A row from its bitmap and its values.
-template <class T> inline void spread(const uint8_t *bitmap, const T *values, int64_t columns, T *out) {
-    for_chunks(bitmap, columns, [&](int64_t first, uint32_t mask, uint32_t lanes) {
-        store_lanes(out + first, expanded(values, mask), lanes);
-        values += __builtin_popcount(mask);
-    });
 }
 
 template <class T> void expand_plain(const Expansion &x, const Row &row, uint8_t *out) {

@@ -1,0 +1,134 @@
+"""Coded weights: fp16 or bf16 values whose exponents are codes in levels, with a bitmap where many are zero.
+
+    header, 64 bytes │ group: codebook │ block: sections │ block: … │ end of the group │ group: …
+
+A block is of up to `block_elements` elements of the flattened tensor. The first level has a code of 1 or 2 bits of each
+value; the last code of a level says that the next one has the value's: the second and the third level have a bit, the
+fourth has two bits, and behind it comes the exponent itself. So frequent exponents take little, and no field's place
+depends on a value's but by a count. All is little endian; every section begins at a multiple of 64 bytes and is padded
+with zeros. Layout: docs/contracts/weights.md, section 5.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+from nearflash.abi.bitmap import HEADER_BYTES, ElementFormat, bitmap_error
+from nearflash.abi.crc import crc32c
+from nearflash.abi.errors import FormatError, ShapeError
+from nearflash.abi.python310 import Self
+from nearflash.abi.topk import StreamFault
+
+__all__ = ["CODED_MAGIC", "LEVELS", "CodedHeader", "CodedSection", "list_sections"]
+
+CODED_MAGIC = b"NFCW"
+_VERSION = 1
+_HEADER = struct.Struct("<4sHBBB3xIIQQI20x")
+_MOST = 1 << 48
+"""Elements of a tensor, at most."""
+
+
+class CodedSection(IntEnum):
+    """A section of a block, numbered in the order in which they lie there."""
+
+    BITMAP = 0
+    FIRST = 1
+    SECOND = 2
+    THIRD = 3
+    FOURTH = 4
+    ESCAPES = 5
+    LOW = 6
+    MIDDLE = 7
+    VALUES = 8
+
+
+LEVELS = (CodedSection.FIRST, CodedSection.SECOND, CodedSection.THIRD, CodedSection.FOURTH)
+_BITS = {CodedSection.SECOND: 1, CodedSection.THIRD: 1, CodedSection.FOURTH: 2, CodedSection.ESCAPES: 8}
+
+
+def list_sections(element: ElementFormat, code_bits: int, has_bitmap: bool) -> dict[CodedSection, int]:
+    """Sections of a block in order: bits of one of their fields. LOW and MIDDLE are bits 0 and 1 to 2 of an fp16
+    significand; VALUES has the sign and what is left of the significand.
+    """
+    bitmap = {CodedSection.BITMAP: 1} if has_bitmap else {}
+    narrow = {CodedSection.LOW: 1, CodedSection.MIDDLE: 2} if element is ElementFormat.FP16 else {}
+    return {**bitmap, CodedSection.FIRST: code_bits, **_BITS, **narrow, CodedSection.VALUES: 8}
+
+
+@dataclass(frozen=True)
+class CodedHeader:
+    """Header of the coded weights of a tensor of so many elements, in blocks, checked in groups of blocks."""
+
+    what: ClassVar[str] = "coded weights"
+
+    element: ElementFormat
+    """FP16 or BF16."""
+    code_bits: int
+    """Bits of a code of the first level: 1 or 2."""
+    has_bitmap: bool
+    """Whether blocks say which elements are not zero, and have values of these alone."""
+    elements: int
+    block_elements: int
+    group_blocks: int
+    stream_bytes: int
+    """Bytes with the header."""
+    ends_crc32c: int | None = 0
+    """CRC32C of the used bytes of all groups' ends, in order (nearflash.abi.bitmap.check_groups)."""
+
+    def __post_init__(self) -> None:
+        if self.element not in (ElementFormat.FP16, ElementFormat.BF16) or self.code_bits not in (1, 2):
+            what = f"{self.element.name} and {self.code_bits} bits"
+            raise FormatError(f"coded weights must be of fp16 or bf16, with first codes of 1 or 2 bits, not of {what}")
+        if not (0 < self.elements <= _MOST and 0 < self.block_elements < 1 << 32 and 0 < self.group_blocks < 1 << 32):
+            sizes = f"{self.elements}, {self.block_elements} and {self.group_blocks}"
+            raise ShapeError(f"elements, block_elements and group_blocks must be 1 at least, not {sizes}")
+
+    @property
+    def blocks(self) -> int:
+        """Blocks; the last one may have fewer elements."""
+        return -(-self.elements // self.block_elements)
+
+    @property
+    def groups(self) -> int:
+        """Groups of blocks; the last one may have fewer."""
+        return -(-self.blocks // self.group_blocks)
+
+    @property
+    def codebook_entries(self) -> int:
+        """Exponents that have codes: of each level as many as its codes without the last."""
+        return (1 << self.code_bits) - 1 + 1 + 1 + 3
+
+    @property
+    def sections(self) -> dict[CodedSection, int]:
+        """Sections of a block."""
+        return list_sections(self.element, self.code_bits, self.has_bitmap)
+
+    def pack(self) -> bytes:
+        """The header's 64 bytes; the last four are the CRC32C of those before."""
+        kind = self.element, self.code_bits, self.has_bitmap
+        sizes = self.block_elements, self.group_blocks, self.elements, self.stream_bytes, self.ends_crc32c
+        text = _HEADER.pack(CODED_MAGIC, _VERSION, *kind, *sizes)
+        return text + crc32c(text).to_bytes(4, "little")
+
+    @classmethod
+    def unpack(cls, text: bytes, stream_bytes: int) -> Self:
+        """Header of a stream of `stream_bytes` bytes. Raises StreamError for any other."""
+        if min(len(text), stream_bytes) < HEADER_BYTES:
+            raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes", cls.what)
+        fields = _HEADER.unpack(text[: _HEADER.size])
+        magic, version, element, code_bits, has_bitmap, block_elements, group_blocks, elements, stated, ends = fields
+        if magic != CODED_MAGIC or version != _VERSION:
+            raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}", cls.what)
+        if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
+            raise bitmap_error(StreamFault.CHECKSUM, "another one in its header", cls.what)
+        sizes = f"{elements} elements, {block_elements} a block, {group_blocks} blocks a group"
+        if not (element in (1, 2) and code_bits in (1, 2) and has_bitmap < 2 and block_elements and group_blocks):
+            header_text = f"format {element}, codes of {code_bits} bits, bitmap {has_bitmap}, {sizes}"
+            raise bitmap_error(StreamFault.HEADER, header_text, cls.what)
+        if not 0 < elements <= _MOST or elements > 8 * stream_bytes:
+            raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes for {sizes}", cls.what)
+        if stated != stream_bytes:
+            raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {stated} are stated", cls.what)
+        kind = ElementFormat(element), code_bits, bool(has_bitmap)
+        return cls(*kind, elements, block_elements, group_blocks, stream_bytes, ends)

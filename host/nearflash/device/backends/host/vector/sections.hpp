@@ -1,0 +1,63 @@
+// Sections of compressed weights: padded to 64 bytes, counted, and spread by a bitmap. Included by bitmap.cpp, coded.cpp.
+
+#pragma once
+
+#include <algorithm>
+
+#include "chunks.hpp"
+
+namespace nearflash {
+
+enum Fault : int32_t { NONE, LENGTH = 2, COUNT, CHECKSUM };  // nearflash.abi.topk.StreamFault
+
+constexpr int64_t SECTION_BYTES = 64;
+
+// Bytes of a section of so many bits.
+inline int64_t padded(int64_t bits) { return (bits + 8 * SECTION_BYTES - 1) / (8 * SECTION_BYTES) * SECTION_BYTES; }
+
+inline uint32_t first_lanes(int64_t count) { return count >= CHUNK ? ALL : (uint32_t(1) << count) - 1; }
+
+inline uint64_t low_bits(int64_t count) { return count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1; }
+
+// Ones of a row's bitmap; -1 where there are some behind its columns.
+inline int64_t bitmap_ones(const uint8_t *bitmap, int64_t columns) {
+    int64_t count = 0;
+    uint64_t beyond = 0;
+    for (int64_t word = 0; word < padded(columns) / 8; word++) {
+        const uint64_t bits = load<uint64_t>(bitmap + 8 * word);
+        count += __builtin_popcountll(bits);
+        beyond |= bits & ~low_bits(std::max<int64_t>(columns - 64 * word, 0));
+    }
+    return beyond ? -1 : count;
+}
+
+// Codes of 3 among the values'.
+inline int64_t count_escapes(const uint8_t *codes, int64_t values, int64_t code_bits) {
+    const uint64_t first = code_bits == 2 ? 0x5555555555555555 : 0x1111111111111111;
+    int64_t count = 0;
+    for (int64_t word = 0; 64 * word < values * code_bits; word++) {
+        const uint64_t bits = load<uint64_t>(codes + 8 * word) & low_bits(values * code_bits - 64 * word);
+        count += __builtin_popcountll(bits & bits >> 1 & first);
+    }
+    return count;
+}
+
+// Calls with the place, the mask and the written lanes of each 32 columns of a row.
+template <class Call> inline void for_chunks(const uint8_t *bitmap, int64_t columns, Call call) {
+    for (int64_t first = 0; first < columns; first += 2 * CHUNK) {
+        const uint64_t word = load<uint64_t>(bitmap + first / 8);
+        const int64_t left = columns - first;
+        call(first, uint32_t(word), first_lanes(left));
+        call(first + CHUNK, uint32_t(word >> CHUNK), first_lanes(std::max<int64_t>(left - CHUNK, 0)));
+    }
+}
+
+// A row from its bitmap and its values.
+template <class T> inline void spread(const uint8_t *bitmap, const T *values, int64_t columns, T *out) {
+    for_chunks(bitmap, columns, [&](int64_t first, uint32_t mask, uint32_t lanes) {
+        store_lanes(out + first, expanded(values, mask), lanes);
+        values += __builtin_popcount(mask);
+    });
+}
+
+}  // namespace nearflash
