@@ -85,7 +85,21 @@ def test_codes_of_four_bits_of_all_weights(tmp_path):
 
 def test_a_compressed_model_can_be_compressed_again(tmp_path):
     assert run(tmp_path / "once", "--method", "magnitude") == 0
-    assert main(["compress", str(tmp_path / "once"), "-o", str(tmp_path / "twice"), "--method", "none"]) == 0
+    assert (
+        main(
+            [
+                "compress",
+                str(tmp_path / "once"),
+                "-o",
+                str(tmp_path / "twice"),
+                "--method",
+                "none",
+                "--format",
+                "coded-bitmap",
+            ]
+        )
+        == 0
+    )
     first, second = (open_checkpoint(tmp_path / name) for name in ("once", "twice"))
     assert all(first[name].read().tobytes() == second[name].read().tobytes() for name in first)
 
