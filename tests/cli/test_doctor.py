@@ -10,6 +10,9 @@ import pytest
 from nearflash.abi.errors import CommandError
 from nearflash.cli import doctor as command
 from nearflash.cli.doctor import findings
+from nearflash.storage.io import queue
+from nearflash.storage.io.measure import Rate
+from nearflash.storage.io.profile import keep_profile
 
 
 @pytest.fixture
@@ -159,3 +162,19 @@ def test_the_command_prints_and_returns_1_with_errors(tmp_path, capsys, monkeypa
 def test_this_machine_is_looked_at(tmp_path):
     every = list(findings(tmp_path))
     assert len(every) > 12 and all(bool(each.remedy) != (each.state == "ok") for each in every)
+
+
+def test_the_queue_of_reads_that_is_used(tmp_path, root, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(queue, "usable_queues", lambda: {"io_submit": "", "io_uring": ""})
+    assert found("io_uring", tmp_path, root).found == "may be used; not measured here: random reads use io_submit"
+    rates = [Rate("random", 4096, 1, *3 * [rate], name) for name, rate in (("io_submit", 1.0), ("io_uring", 1.1))]
+    file = keep_profile(tmp_path, rates, "2026-01-01")
+    assert found("io_uring", tmp_path, root).found == "may be used; random reads use io_uring"
+    file.write_text("{")
+    damaged = found("io_uring", tmp_path, root)
+    assert damaged.state == "error" and "must be a readable JSON file" in damaged.found
+    monkeypatch.setattr(queue, "usable_queues", lambda: {"io_uring": "io_uring cannot be had (refused): do this"})
+    refused = found("io_uring", tmp_path, root)
+    assert (refused.state, refused.found) == ("warning", "io_uring cannot be had (refused): random reads use io_submit")
+    assert "seccomp" in refused.remedy

@@ -36,8 +36,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.measure:
         from nearflash.storage.io.measure import measure_drive, measure_random, report
         from nearflash.storage.io.profile import keep_profile
+        from nearflash.storage.io.queue import usable_queues
 
-        rates = [*measure_drive(arguments.measure), *measure_random(arguments.measure)]
+        queues = [name for name, missing in usable_queues().items() if not missing]
+        rates = [*measure_drive(arguments.measure), *measure_random(arguments.measure, queues=queues)]
         for line in report(rates):
             print(line)
         today = datetime.now(UTC).date().isoformat()

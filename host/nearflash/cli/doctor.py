@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, StateError
 
 __all__ = ["Finding", "doctor", "findings"]
 
@@ -77,7 +77,7 @@ def findings(folder: Path, root: Path = Path("/")) -> Iterator[Finding]:
     yield _swap(root)
     yield _huge_pages(root)
     yield _threads()
-    yield _queue_of_reads(root)
+    yield _queue_of_reads(folder, root)
     yield _file_system(folder, root)
     yield _direct_io(folder)
     yield _rotation(folder, root)
@@ -150,16 +150,24 @@ def _threads() -> Finding:
                    f"export OMP_NUM_THREADS={cores}, or unset it")  # fmt: skip
 
 
-def _queue_of_reads(root: Path) -> Finding:
-    """io_uring, of which the KV cache's random reads make use where it may."""
+def _queue_of_reads(folder: Path, root: Path) -> Finding:
+    """io_uring, which reads at random places use where it was measured to be faster than io_submit."""
+    from nearflash.storage.io.profile import find_profile
+    from nearflash.storage.io.queue import usable_queues
+
     text = _text(root / "proc/sys/kernel/io_uring_disabled")
-    if text == "0":
-        return Finding("io_uring", "ok", "open to every process")
-    if text is None:
-        return Finding("io_uring", "warning", "this kernel does not state whether it has it (before 6.6)",
-                       "nothing to do where `nearflash devices --measure FOLDER` is fast enough")  # fmt: skip
-    return Finding("io_uring", "warning", f"kernel.io_uring_disabled is {text}: random reads use threads",
-                   "sudo sysctl kernel.io_uring_disabled=0, and in a container allow its calls")  # fmt: skip
+    if text is not None and text != "0":
+        return Finding("io_uring", "warning", f"kernel.io_uring_disabled is {text}: random reads use io_submit",
+                       "sudo sysctl kernel.io_uring_disabled=0, and in a container allow its calls")  # fmt: skip
+    if missing := usable_queues()["io_uring"]:
+        return Finding("io_uring", "warning", f"{missing.partition(':')[0]}: random reads use io_submit",
+                       "Linux 5.19 or later on x86_64; in a container allow its calls (seccomp)")  # fmt: skip
+    try:
+        profile = find_profile(folder)
+    except StateError as error:
+        return Finding("io_uring", "error", str(error), "nearflash devices --measure FOLDER, without that file")
+    chosen = f"random reads use {profile.queue}" if profile else "not measured here: random reads use io_submit"
+    return Finding("io_uring", "ok", f"may be used; {chosen}")
 
 
 def _mount(folder: Path, root: Path) -> str | None:

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _Call = Callable[[int, memoryview, int], int]
+_CallOfMany = Callable[[int, NDArray[np.uint8], NDArray[np.int64]], int]
 _ATTEMPTS = 8
 """To open a file that others replace."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -173,14 +174,11 @@ class DirectFile:
 
     def read_many(self, offsets: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
         """Fill each row of `memory` (p, bytes) from its offset (p,). Raises as `read`."""
-        if not len(offsets):
-            return
-        self._check(int(np.bitwise_or.reduce(offsets)), memory.shape[1], memory.ctypes.data | memory.strides[0])
-        try:
-            done = self.backend.read_many(self._fd, memory, offsets)
-        except OSError as error:
-            raise self._failure("reading", memory.nbytes, int(offsets.min()), error) from error
-        self._check_done(int(offsets.min()), done, memory.nbytes)
+        self._transfer_many("reading", self.backend.read_many, offsets, memory)
+
+    def write_many(self, offsets: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
+        """Write each row of `memory` (p, bytes) at its offset (p,). Raises as `write`, after some rows."""
+        self._transfer_many("writing", self.backend.write_many, offsets, memory)
 
     def scatter(self, offset: int, memories: Sequence[memoryview]) -> None:
         """Fill one memory (bytes, aligned, of whole blocks) after another from the file, as `read`."""
@@ -227,6 +225,18 @@ class DirectFile:
         except OSError as error:
             raise self._failure(action, memory.nbytes, offset, error) from error
         self._check_done(offset, done, memory.nbytes)
+
+    def _transfer_many(
+        self, action: str, call: _CallOfMany, offsets: NDArray[np.int64], memory: NDArray[np.uint8]
+    ) -> None:
+        if not len(offsets):
+            return
+        self._check(int(np.bitwise_or.reduce(offsets)), memory.shape[1], memory.ctypes.data | memory.strides[0])
+        try:
+            done = call(self._fd, memory, offsets)
+        except OSError as error:
+            raise self._failure(action, memory.nbytes, int(offsets.min()), error) from error
+        self._check_done(int(offsets.min()), done, memory.nbytes)
 
     @staticmethod
     def _check(offset: int, size_bytes: int, address: int = 0) -> None:

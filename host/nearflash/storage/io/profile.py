@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import StateError
-from nearflash.storage.io.measure import Rate
+from nearflash.storage.io.kernel_queue import AioQueue
+from nearflash.storage.io.measure import Rate, faster_queue
+from nearflash.storage.io.queue import QUEUES, QueueBackend
 from nearflash.support.files import write_durably
 from nearflash.support.folders import user_folder
 from nearflash.support.tables import TableReader, read_json
 
-__all__ = ["DriveProfile", "find_profile", "keep_profile"]
+__all__ = ["DriveProfile", "find_profile", "keep_profile", "queue_backend"]
 
 _VERSION = 1
 
@@ -30,12 +32,17 @@ class DriveProfile:
     date: str
     rates: tuple[Rate, ...]
 
+    @property
+    def queue(self) -> str:
+        """The kernel's queue that reads fastest at random places."""
+        return faster_queue(self.rates)
+
     def rate(self, call: str, request_bytes: int, depth: int) -> float:
         """GB/s of `call` (as Rate has it) in requests of so many bytes, `depth` in flight: of the nearest measured.
 
         Smaller requests than any measured one count as slower in proportion. Raises StateError where there is none.
         """
-        known = [rate for rate in self.rates if rate.call == call]
+        known = self._of(call)
         if not known:
             raise StateError(f"the drive must have been measured for {call}: nearflash devices --measure FOLDER")
         nearest = min(
@@ -46,7 +53,11 @@ class DriveProfile:
 
     def fastest(self, call: str) -> float:
         """GB/s of the fastest kind of request."""
-        return max((rate.median for rate in self.rates if rate.call == call), default=0.0)
+        return max((rate.median for rate in self._of(call)), default=0.0)
+
+    def _of(self, call: str) -> list[Rate]:
+        """Rates of a call; at random places, of the queue that is used."""
+        return [rate for rate in self.rates if rate.call == call and (call != "random" or rate.queue == self.queue)]
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,18 @@ def find_profile(folder: Path, file: Path | None = None) -> DriveProfile | None:
     return _read(file).get(_drive(folder)) if file.exists() else None
 
 
+def queue_backend(folder: Path, depth: int = 256) -> QueueBackend:
+    """A queue as was measured to be fastest of the drive under `folder`; io_submit where none was, or can be had now.
+
+    Raises StateError where there is no queue at all, or for a damaged file of rates.
+    """
+    profile = find_profile(folder)
+    try:
+        return QueueBackend(depth, profile.queue if profile else AioQueue.name)
+    except StateError:  # measured outside the container that this process is in
+        return QueueBackend(depth)
+
+
 def _default_file() -> Path:
     return user_folder("XDG_STATE_HOME") / "drives.json"
 
@@ -99,4 +122,6 @@ def _read(file: Path) -> dict[str, DriveProfile]:
 def _rule(key: str, hint: Any, value: Any) -> str:
     if key == "call":
         return "" if value in ("read", "write", "random") else "read, write or random"
+    if key == "queue":
+        return "" if value in QUEUES else " or ".join(QUEUES)
     return "" if hint not in (int, float) or 0 < value < math.inf else "a positive number"

@@ -1,15 +1,11 @@
-"""Many reads at once through the kernel's own queue: one system call hands them over, one waits for them.
+"""Many reads or writes at once through one of the kernel's own queues.
 
-A page of 16 KB costs some 22 us of processor time with a thread, about 12 in this queue. Linux only; the file must be
-open for direct I/O, else the kernel reads one after another.
-
-Source: io_submit(2), io_getevents(2), linux/aio_abi.h.
+A page of 16 KB costs some 22 us of processor time with a thread, about 12 in a queue. Linux only; the file must be open
+for direct I/O, else the kernel moves one after another.
 """
 
-import ctypes
 import errno
 import os
-import platform
 import threading
 import weakref
 
@@ -18,92 +14,111 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import PositionalBackend
+from nearflash.storage.io.kernel_queue import AioQueue, KernelQueue, Memory
+from nearflash.storage.io.uring import UringQueue
 
-__all__ = ["QueueBackend"]
+__all__ = ["QUEUES", "QueueBackend", "usable_queues"]
 
-_CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
-"""Numbers of io_setup, io_destroy, io_getevents, io_submit."""
-_REQUEST = np.dtype([
-    ("data", "<u8"), ("key", "<u4"), ("flags", "<u4"), ("code", "<u2"), ("priority", "<i2"), ("fd", "<u4"),
-    ("memory", "<u8"), ("size", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("more", "<u4"), ("event_fd", "<u4"),
-])  # fmt: skip
-"""struct iocb; code 0 is a read."""
-_EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("more", "<i8")])
-"""struct io_event."""
+QUEUES: dict[str, type[KernelQueue]] = {queue.name: queue for queue in (AioQueue, UringQueue)}
+_AGAIN = (-errno.EAGAIN, -errno.EINTR)
+"""Results of requests that another attempt may move."""
+
+
+def usable_queues() -> dict[str, str]:
+    """The kernel's queues by name, each with why it cannot be had here; empty where it can."""
+    usable = {}
+    for name, queue in QUEUES.items():
+        try:
+            queue(1).close()
+            usable[name] = ""
+        except StateError as error:
+            usable[name] = str(error)
+    return usable
 
 
 class QueueBackend(PositionalBackend):
-    """Reads of many pages go through a queue of `depth` places, all else one by one; of several callers at once each
-    has a queue of its own.
+    """Many rows go through a queue of `depth` places, all else one by one; of several callers at once each has a queue
+    of its own. Nothing is in flight any more when a call returns or raises. A fork's child makes its own queues.
 
-    Raises StateError where there is no such queue.
+    queue: a name of QUEUES. Raises StateError where the kernel has no such queue.
     """
 
     queued = True
 
-    def __init__(self, depth: int = 256) -> None:
-        if platform.system() != "Linux" or platform.machine() not in _CALLS:
-            raise StateError(f"a queue of reads needs Linux on {' or '.join(_CALLS)}, not {platform.platform()}")
-        self._depth = depth
-        self._setup, self._destroy, self._wait, self._submit = _CALLS[platform.machine()]
-        self._libc, self._lock = ctypes.CDLL(None, use_errno=True), threading.Lock()
-        self._idle = [self._queue()]
+    def __init__(self, depth: int = 256, queue: str = AioQueue.name) -> None:
+        self.depth, self.queue = depth, queue
+        self._registered: tuple[Memory, ...] = ()
+        self._forget()
+        self._idle.append(self._open())
+        _backends.add(self)
+
+    def register(self, memory: Memory) -> None:
+        """See IoBackend.register."""
+        with self._lock:
+            self._registered = (*self._registered, memory)
+            self._idle.clear()  # a queue takes its memory when it is opened
+
+    def read_many(self, fd: int, memory: Memory, offsets: NDArray[np.int64]) -> int:
+        """See IoBackend.read_many."""
+        return self._move("read", fd, memory, offsets)
+
+    def write_many(self, fd: int, memory: Memory, offsets: NDArray[np.int64]) -> int:
+        """See IoBackend.write_many."""
+        return self._move("write", fd, memory, offsets)
+
+    def _open(self) -> KernelQueue:
+        return QUEUES[self.queue](self.depth, self._registered)
+
+    def _forget(self) -> None:
+        """In the child of a fork: queues are the parent's."""
+        self._lock = threading.Lock()
+        self._idle: list[KernelQueue] = []
         """Queues that no caller has."""
 
-    def read_many(self, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
-        """See IoBackend.read_many."""
+    def _move(self, call: str, fd: int, memory: Memory, offsets: NDArray[np.int64]) -> int:
         with self._lock:
-            queue = self._idle.pop() if self._idle else None
-        queue = queue or self._queue()
+            registered, queue = self._registered, self._idle.pop() if self._idle else None
+        queue = queue or self._open()
         try:
-            return self._read(queue, fd, memory, offsets)
-        finally:
-            with self._lock:
+            results = self._exchange(queue, call, fd, memory, offsets)
+        except BaseException:
+            queue.close()  # requests in flight have their memory until they return
+            raise
+        with self._lock:
+            if registered is self._registered:
                 self._idle.append(queue)
+        size_bytes = memory.shape[1]
+        if (moved := int(results.sum())) == results.size * size_bytes:
+            return moved
+        # What was cut short is moved again: at the end of the file, on a full disk, or after a signal.
+        again = self.read if call == "read" else self.write
+        cut = np.flatnonzero(results < size_bytes)
+        return moved + sum(again(fd, memory[row].data, int(offsets[row])) - int(results[row]) for row in cut)
 
-    def _queue(self) -> ctypes.c_ulong:
-        context = ctypes.c_ulong(0)
-        try:
-            self._call(self._setup, ctypes.c_long(self._depth), ctypes.byref(context))
-        except OSError as error:
-            raise StateError(
-                f"a queue of {self._depth} reads cannot be had ({error.strerror}): see fs.aio-max-nr"
-            ) from error
-        weakref.finalize(self, self._libc.syscall, ctypes.c_long(self._destroy), context)
-        return context
+    def _exchange(
+        self, queue: KernelQueue, call: str, fd: int, memory: Memory, offsets: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Bytes moved of each row. Raises OSError, with requests in flight."""
+        requests, results = queue.prepare(call, fd, memory, offsets), np.zeros(len(offsets), np.int64)
+        asked = done = 0
+        while done < len(results):
+            free = min(len(results) - asked, self.depth - (asked - done))
+            in_flight = asked - done + free
+            # Half of them, so that the other half keeps the drive at work while more are handed over.
+            least = in_flight if asked + free == len(results) else (in_flight + 1) // 2
+            taken, rows, moved = queue.exchange(requests[asked : asked + free], least)
+            asked, done = asked + taken, done + len(rows)
+            moved[np.isin(moved, _AGAIN)] = 0
+            if len(moved) and (worst := int(moved.min())) < 0:
+                raise OSError(-worst, os.strerror(-worst))
+            results[rows] = moved
+        return results
 
-    def _read(self, queue: ctypes.c_ulong, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
-        count = len(offsets)
-        requests, events = np.zeros(count, _REQUEST), np.zeros(self._depth, _EVENT)
-        requests["fd"], requests["size"], requests["offset"] = fd, memory.shape[1], offsets
-        requests["memory"] = memory.ctypes.data + np.arange(count) * memory.strides[0]
-        addresses = (requests.ctypes.data + np.arange(count) * _REQUEST.itemsize).astype(np.uint64)
-        asked = done = moved = failure = 0
-        while asked < count or done < asked:
-            if asked < count and asked - done < self._depth:
-                pointers = ctypes.c_void_p(addresses.ctypes.data + 8 * asked)
-                count_free = ctypes.c_long(min(count - asked, self._depth - (asked - done)))
-                try:
-                    asked += self._call(self._submit, queue, count_free, pointers)
-                except OSError as error:
-                    failure, count = error.errno or errno.EIO, asked  # requests in flight write to memory: wait for it
-                    continue
-            least = asked - done if asked == count else (asked - done + 1) // 2
-            got = self._call(self._wait, queue, ctypes.c_long(least), ctypes.c_long(self._depth),
-                             ctypes.c_void_p(events.ctypes.data), None)  # fmt: skip
-            results, done = events["result"][:got], done + got
-            if (worst := int(results.min())) < 0:
-                failure, count = -worst, asked
-            moved += int(results.clip(0).sum())
-        if failure:
-            raise OSError(failure, os.strerror(failure))
-        return moved
 
-    def _call(self, number: int, *arguments: object) -> int:
-        """A system call, again where a signal interrupted it. Raises OSError."""
-        while True:
-            result = int(self._libc.syscall(ctypes.c_long(number), *arguments))
-            if result >= 0:
-                return result
-            if (error := ctypes.get_errno()) != errno.EINTR:
-                raise OSError(error, os.strerror(error))
+def _forget_in_child() -> None:
+    for backend in list(_backends):
+        backend._forget()
+
+
+_backends: "weakref.WeakSet[QueueBackend]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_in_child)
