@@ -26,8 +26,7 @@ from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import PAGE_BYTES_LEAST, PAGE_BYTES_MOST, FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
-from nearflash.storage.io.profile import DriveProfile, find_profile
-from nearflash.storage.io.queue import QueueBackend
+from nearflash.storage.io.profile import DriveProfile, find_profile, queue_backend
 from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, open_kept_store
 
 __all__ = [
@@ -194,9 +193,9 @@ def _file(
         with tempfile.TemporaryDirectory(prefix="nearflash-") as folder:
             store = KvStore(FileFlash.create(Path(folder) / "kv", geometry, direct=False), shape, layout, **options)
     elif keep:
-        store = open_kept_store(path, shape, layout, geometry, backend=QueueBackend(), **options)
+        store = open_kept_store(path, shape, layout, geometry, backend=queue_backend(path.parent), **options)
     else:
-        store = KvStore(FileFlash.create(path, geometry, backend=QueueBackend()), shape, layout, **options)
+        store = KvStore(FileFlash.create(path, geometry, backend=queue_backend(path.parent)), shape, layout, **options)
     index, groups = split_cache(cache_bytes, shape, layout, tokens, sequences)
     caches: dict[str, Any] = {"index_cache_bytes": index, "page_cache_bytes": groups}
     if gpu:

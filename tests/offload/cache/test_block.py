@@ -9,6 +9,9 @@ from nearflash.offload.cache.kv_storage import DiskStorage, KvForm
 from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import DeviceLink
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.storage.io.measure import Rate
+from nearflash.storage.io.profile import keep_profile
+from nearflash.storage.io.queue import QUEUES, usable_queues
 
 GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
 SHAPE = BlockShape((BatchShape(3, 40), BatchShape(3, 35), BatchShape(1, 20)), 30)
@@ -69,6 +72,28 @@ def test_disk(config, tmp_path):
         assert ledger.held["host"] == tails and ledger.held["disk"] == 4 * sum(files) + 3 * STATES
         assert not list(tmp_path.iterdir()), "it has no name"
     assert not any(ledger.held.values())
+
+
+@pytest.mark.parametrize("queue", [name for name, missing in usable_queues().items() if not missing])
+def test_the_file_has_the_queue_that_was_measured_and_keeps_its_buffers_ready(config, tmp_path, monkeypatch, queue):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (scratch := tmp_path / "scratch").mkdir()
+    keep_profile(scratch, [Rate("random", 4096, 1, *3 * [2.0 if name == queue else 1.0], name) for name in QUEUES],
+                 "2026-01-01")  # fmt: skip
+    with block(config, policy(DISK), Ledger(), scratch=scratch) as made:
+        backend = made._file.backend
+        assert backend.queue == queue and len(backend._registered) == 3
+        layer = made.batch(SHAPE, 0)[0].tiered[0]
+        states = torch.randn((2, 3, 2, 40, 64))
+        made.mover.ready(layer)
+        layer.work[..., :40, :] = states
+        layer.length = 40
+        made.mover.finish(layer)
+        made.mover.drain()
+        made.mover.begin(layer)
+        made.mover.ready(layer)
+        assert torch.equal(layer.work[..., :40, :], states)
+        made.mover.finish(layer)
 
 
 def test_codes_of_4_bits_take_less(config):

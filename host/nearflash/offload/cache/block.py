@@ -19,7 +19,7 @@ from nearflash.offload.tiers.placement import place_units
 from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
-from nearflash.storage.io.queue import QueueBackend
+from nearflash.storage.io.profile import queue_backend
 
 __all__ = ["BatchShape", "Block", "BlockShape", "on_device"]
 
@@ -75,6 +75,8 @@ class Block:
             if disk := max(plan.bytes["disk"] for plan in plans):
                 self._take("disk", disk, "KV cache and activations")
                 self._file = _scratch_file(scratch, disk)
+                for memory in self.mover.staging:
+                    self._file.backend.register(memory.numpy())
         except BaseException:
             self.close()
             raise
@@ -191,7 +193,7 @@ def _scratch_file(folder: Path | None, size_bytes: int) -> DirectFile:
         raise CommandError(f"scratch must be a folder, not {str(folder)!r}")
     inside = Path(tempfile.mkdtemp(prefix=".nearflash-offload-", dir=folder))
     try:
-        file = DirectFile.create(inside / "cache", size_bytes, backend=QueueBackend())
+        file = DirectFile.create(inside / "cache", size_bytes, backend=queue_backend(folder))
         (inside / "cache").unlink()
     finally:
         inside.rmdir()

@@ -45,7 +45,10 @@ class CacheMover:
         self.link, self.ledger, self.overlap = link, ledger, overlap
         self._held = buffers * buffer_bytes
         ledger.take("gpu", self._held, "buffers of the KV cache")
-        self._free = BufferPool("the KV cache", (link.buffer(buffer_bytes) for _ in range(buffers)))
+        every = [link.buffer(buffer_bytes) for _ in range(buffers)]
+        self.staging = [buffer.host for buffer in every]
+        """What storage reads to and writes from."""
+        self._free = BufferPool("the KV cache", every)
         # Apart from each other: loads that wait for a buffer must not hold up the stores that free one.
         self._loads = Prefetcher("nearflash-cache-load", self._load, pool=self._free)
         self._stores = WriteBehind(buffers if overlap else 0, "nearflash-cache-store")
