@@ -1,13 +1,14 @@
 """Weights of blocks on flash: the same bits as in memory, whatever the model, and nothing of them left in memory."""
 
 import gc
+import threading
 import weakref
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from nearflash.abi.errors import CommandError, NonFiniteError
+from nearflash.abi.errors import CommandError, NonFiniteError, StateError
 from nearflash.training import NearStorageAdamW, NearStorageMuon
 from nearflash.training.blocks import find_blocks, split_for_muon, stream_blocks
 from nearflash.training.step.streamed import is_streamed
@@ -108,6 +109,78 @@ def test_bits_are_those_of_the_model_in_memory(tmp_path, plain, checkpointing, o
             dict(model.named_parameters()), {n: w for n, w in weights.items() if n in dict(model.named_parameters())}
         )
         assert train(model, optimizer, 6) and not optimizer._optimizer_state.flat.find_changed()
+
+
+@pytest.mark.parametrize("options", [{"read_ahead": 0}, {"read_ahead": 3, "cached_blocks": 1}])
+def test_bits_do_not_depend_on_what_is_read_ahead(tmp_path, plain, options):
+    model = make()
+    with open_optimizer(model, tmp_path / "streamed") as optimizer:
+        stream_blocks(model, optimizer, **options)
+        assert train(model, optimizer, 5) == plain[0]
+        assert_same(model.state_dict(), plain[1])
+
+
+def plain_stack(layers=6):
+    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(layers)))
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1, 2])
+def test_blocks_are_read_before_they_run_in_both_directions(tmp_path, monkeypatch, read_ahead):
+    """Every block but the first of a pass; each once a pass, and at most `read_ahead` at a time."""
+    model = make(plain_stack)
+    with open_optimizer(model, tmp_path / "state") as optimizer:
+        stream = stream_blocks(model, optimizer, read_ahead=read_ahead)
+        waited, most, read, load = [], [], [], stream._source.read
+
+        def reads(parameters):
+            place = next(at for at, layer in enumerate(model) if layer.weight is parameters[0])
+            (waited if threading.current_thread() is threading.main_thread() else read).append(place)
+            return load(parameters)
+
+        monkeypatch.setattr(stream._source, "read", reads)
+        for layer in model:
+            layer.register_forward_pre_hook(lambda *_: most.append(len(list(stream._ahead))))
+            layer.register_full_backward_hook(lambda *_: most.append(len(list(stream._ahead))))
+        x = torch.ones(2, 64, dtype=torch.bfloat16, requires_grad=True)
+        model(x).sum().backward()
+        assert max(most) <= read_ahead and not list(stream._ahead)
+        assert sorted(waited + read) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 5], "two blocks are still there behind forward"
+        assert sorted(read) == ([0, 1, 1, 2, 2, 3, 3, 4, 5] if read_ahead else [])
+        optimizer.step()
+        stream.close()
+
+
+def test_what_was_read_ahead_of_a_step_is_not_used(tmp_path):
+    """Forward is left in the middle; the block that was read for it has the weights of the step before."""
+    model, other = make(plain_stack), make(plain_stack)
+    x = torch.ones(2, 64, dtype=torch.bfloat16)
+    with open_optimizer(model, tmp_path / "a") as optimizer, open_optimizer(other, tmp_path / "b") as same:
+        stream = stream_blocks(model, optimizer)
+        for net, chosen in ((model, optimizer), (other, same)):
+            net(x).sum().backward()
+            net[1](net[0](x))
+            chosen.step()
+            chosen.zero_grad()
+        assert torch.equal(model[2](x), other[2](x)) and torch.equal(model(x), other(x))
+        assert all(version == stream.version() for version, _ in stream._ahead)
+
+
+def test_an_error_of_a_block_that_is_read_ahead_comes_where_it_runs(tmp_path, monkeypatch):
+    model = make(plain_stack)
+    with open_optimizer(model, tmp_path / "state") as optimizer:
+        stream, x = stream_blocks(model, optimizer), torch.ones(2, 64, dtype=torch.bfloat16)
+        load = stream._source.read
+
+        def fails(parameters):
+            if parameters[0] is model[2].weight and threading.current_thread() is not threading.main_thread():
+                raise StateError("reading failed")
+            return load(parameters)
+
+        monkeypatch.setattr(stream._source, "read", fails)
+        y = model[1](model[0](x))
+        with pytest.raises(StateError, match="reading failed"):
+            model[2](y)
+        assert model[2](y).shape == (2, 64), "read again when it runs"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -254,6 +327,8 @@ def test_models_and_optimizers_that_do_not_fit(tmp_path):
             stream_blocks(torch.nn.Linear(2, 2), optimizer)
         with pytest.raises(CommandError, match="cached_blocks must be at least 1, not 0"):
             stream_blocks(model, optimizer, cached_blocks=0)
+        with pytest.raises(CommandError, match="read_ahead must be at least 0, not -1"):
+            stream_blocks(model, optimizer, read_ahead=-1)
     with pytest.raises(CommandError, match="optimizer must be a NearStorageOptimizer"):
         stream_blocks(model, torch.optim.SGD(model.parameters()))
     with NearStorageAdamW(model.parameters(), path=tmp_path / "compared", delta_bytes=1 << 20) as optimizer:

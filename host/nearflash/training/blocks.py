@@ -1,7 +1,7 @@
 """Models larger than memory: the weights of a model's blocks stay on flash and are read as each block runs.
 
     stream = stream_blocks(model, optimizer)       # from here on the blocks' weights are in the optimizer's store alone
-    loss = model(...)                              # each block: read, run, give back
+    loss = model(...)                              # each block: read, run, give back; the next one is read meanwhile
     loss.backward()                                # in the other order, once more
     optimizer.step()                               # updates the store; nothing is copied back
 
@@ -13,6 +13,9 @@ A block's weights are the store's masters of the last committed step, rounded: t
 has. The graph that backward needs holds references to them in the place of weights; other saved tensors pass to the
 hooks that are there already (torch.autograd.graph.save_on_cpu, torch.utils.checkpoint), so these work as without.
 
+In memory at once are the weights of CACHED_BLOCKS blocks, of those being read (READ_AHEAD_BLOCKS), and of each block
+that runs inside another; and one extent of the store for each of three threads that read a block.
+
 Limits: a cast copy of a weight (autocast) is an activation and stays in the graph. Outside its block a weight holds NaN
 (nearflash.training.step.streamed); `model.state_dict()` reads the values, and needs memory for all of them.
 """
@@ -22,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -33,6 +37,7 @@ from nearflash.storage import Extent, aligned_buffer
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.reuse import reuse_buffer
+from nearflash.support.prefetch import Prefetcher
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.step.host_memory import is_plain
 from nearflash.training.step.streamed import is_streamed, mark_streamed, placeholder, unmark
@@ -44,6 +49,9 @@ _LISTS = (*_WITHOUT_FORWARD, torch.nn.Sequential)
 _READERS = 3
 CACHED_BLOCKS = 2
 """Blocks in memory at once: the one that runs, and the one before it, whose backward may not have ended."""
+READ_AHEAD_BLOCKS = 1
+"""Blocks that are read before they run: those behind the one that runs, in forward or in backward order."""
+_Weights = dict[torch.nn.Parameter, torch.Tensor]
 
 
 def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -77,12 +85,14 @@ def split_for_muon(model: torch.nn.Module, **adamw: Any) -> list[dict[str, Any]]
 
 
 def stream_blocks(
-    model: torch.nn.Module, optimizer: NearStorageOptimizer, *, cached_blocks: int = CACHED_BLOCKS
-) -> "BlockStream":
+    model: torch.nn.Module, optimizer: NearStorageOptimizer, *, cached_blocks: int = CACHED_BLOCKS,
+    read_ahead: int = READ_AHEAD_BLOCKS,
+) -> "BlockStream":  # fmt: skip
     """Free the weights of `model`'s blocks and read them from `optimizer`'s store whenever a block runs.
 
-    cached_blocks: so many stay in memory. Raises CommandError for a model without blocks, or an optimizer that has not
-    all of their trained weights; StorageFullError where the frozen ones have no room. Nothing was changed then.
+    cached_blocks: so many stay in memory. read_ahead: so many more are read before they run (0: none). Raises
+    CommandError for a model without blocks, or an optimizer that has not all of their trained weights; StorageFullError
+    where the frozen ones have no room. Nothing was changed then.
     """
     if not isinstance(optimizer, NearStorageOptimizer):
         raise CommandError(f"optimizer must be a NearStorageOptimizer, whose store has the weights, not {optimizer!r}")
@@ -91,6 +101,8 @@ def stream_blocks(
         raise CommandError("delta_bytes must be 0 for blocks to be streamed: a delta compares weights in memory")
     if cached_blocks < 1:
         raise CommandError(f"cached_blocks must be at least 1, not {cached_blocks}")
+    if read_ahead < 0:
+        raise CommandError(f"read_ahead must be at least 0, not {read_ahead}")
     blocks = find_blocks(model)
     if not blocks:
         raise CommandError(
@@ -107,7 +119,8 @@ def stream_blocks(
             raise CommandError(f"parameter {name!r} must be in the optimizer, or frozen, for its block to be streamed")
         if is_streamed(parameter):
             raise CommandError(f"parameter {name!r} must not be streamed already: close the stream that has it")
-    return BlockStream(blocks, [p for p in streamed if p.requires_grad or is_plain(p)], optimizer, cached_blocks)
+    parameters = [parameter for parameter in streamed if parameter.requires_grad or is_plain(parameter)]
+    return BlockStream(blocks, parameters, optimizer, cached_blocks, read_ahead)
 
 
 def _modules_outside(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> Iterator[torch.nn.Module]:
@@ -126,11 +139,10 @@ class BlockStream:
         parameters: Sequence[torch.nn.Parameter],
         optimizer: NearStorageOptimizer,
         cached_blocks: int,
+        read_ahead: int,
     ) -> None:
         self.blocks = tuple(blocks)
         """The modules whose weights come and go."""
-        self.read_bytes = 0
-        """Read from flash so far."""
         self._source = _Source(parameters, optimizer)
         streamed = set(parameters)
         self._parameters = {
@@ -139,7 +151,13 @@ class BlockStream:
             for module in block.modules()
         }
         self._block_of = {parameter: block for block in blocks for parameter in self._parameters[block]}
-        self._cached_blocks = cached_blocks
+        self._cached_blocks, self._ahead_blocks = cached_blocks, read_ahead
+        self._places = {block: place for place, block in enumerate(self.blocks)}
+        self._last: int | None = None
+        """Place of the block that was used last, at this version."""
+        self._ahead: Prefetcher[tuple[str, torch.nn.Module], _Weights] = Prefetcher(
+            "nearflash-blocks", lambda key: self._source.read(self._parameters[key[1]]), limit=max(read_ahead, 1)
+        )
         self._held: OrderedDict[torch.nn.Module, None] = OrderedDict()
         self._values: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._version = self._source.version
@@ -155,8 +173,14 @@ class BlockStream:
             if members:
                 self._attach(module)
 
+    @property
+    def read_bytes(self) -> int:
+        """Read from flash so far."""
+        return self._source.read_bytes
+
     def close(self) -> None:
         """Bring all weights into memory, as they are in the store, and leave the model as it was before."""
+        self._ahead_blocks = 0
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -169,6 +193,7 @@ class BlockStream:
         for parameter in self._block_of:
             unmark(parameter)
         self._forget()
+        self._ahead.close()
         self._source.note_resident()
         self._source.close()
 
@@ -190,8 +215,9 @@ class BlockStream:
 
     def _enter(self, module: torch.nn.Module) -> None:
         members = self._parameters[module]
-        if module in self.blocks:
+        if module in self._places:
             self._load(module)
+            self._read_ahead(module)
         for parameter in members:
             values = self._value(parameter)
             self._users[parameter] += 1
@@ -226,9 +252,25 @@ class BlockStream:
         self._held.move_to_end(block)
         self._evict()
         members = self._parameters[block]
+        if any(parameter not in self._values for parameter in members) and (self._version, block) in self._ahead:
+            loaded = self._ahead.take((self._version, block))
+            self._values |= {parameter: values for parameter, values in loaded.items() if parameter not in self._values}
         if missing := [parameter for parameter in members if parameter not in self._values]:
             self._values |= self._source.read(missing)
-            self.read_bytes = self._source.read_bytes
+
+    def _read_ahead(self, block: torch.nn.Module) -> None:
+        """Begin to read the blocks behind one that is used, in the direction from the one that was used before."""
+        place, last = self._places[block], self._last
+        if place == last or not self._ahead_blocks:
+            return
+        self._last = place
+        step = -1 if last is not None and place < last else 1
+        places = [place + step * (1 + n) for n in range(self._ahead_blocks)]
+        due = [self.blocks[at] for at in places if 0 <= at < len(self.blocks)]
+        keys = [(self._version, following) for following in due if following not in self._held]
+        self._ahead.drop([key for key in self._ahead if key not in keys])
+        for key in keys:
+            self._ahead.begin(key)
 
     def _evict(self) -> None:
         while len(self._held) > self._cached_blocks:
@@ -239,6 +281,8 @@ class BlockStream:
             del self._values[parameter]
 
     def _forget(self) -> None:
+        self._ahead.drop()
+        self._last = None
         self._values.clear()
         self._held.clear()
         self._version = self._source.version
@@ -263,7 +307,9 @@ class BlockStream:
             )
         if (block := self._block_of[parameter]) in self._held:
             self._held.move_to_end(block)
-        return self._value(parameter)
+        values = self._value(parameter)
+        self._read_ahead(block)
+        return values
 
 
 class _Reference:
@@ -328,7 +374,7 @@ class _Source:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], optimizer: NearStorageOptimizer) -> None:
         self._optimizer = optimizer
-        self.read_bytes = 0
+        self.read_bytes, self._lock = 0, Lock()
         self._frozen: DirectFile | None = None
         self._offsets: dict[torch.nn.Parameter, int] = {}
         stored = self._find_stored()
@@ -365,8 +411,12 @@ class _Source:
             for parameter in parameters:
                 if id(parameter) not in stored:
                     self._read_frozen(parameter, values[parameter])
-        self.read_bytes += sum(extent.size_bytes for extent in extents)
+        self._count(sum(extent.size_bytes for extent in extents))
         return values
+
+    def _count(self, size_bytes: int) -> None:
+        with self._lock:
+            self.read_bytes += size_bytes
 
     def note_resident(self) -> None:
         """The tensors of the optimizer hold their values again."""
@@ -404,7 +454,7 @@ class _Source:
         self._frozen.read(self._offsets[parameter], memory)
         used = torch.from_numpy(memory[: out.numel() * out.element_size()])
         out.copy_(used.view(out.dtype).view(out.shape))
-        self.read_bytes += memory.nbytes
+        self._count(memory.nbytes)
 
 
 def _count_bytes(parameter: torch.Tensor) -> int:
