@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from nearflash.abi.errors import AlignmentError, NonFiniteError
 from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device.backends.host.topk import expand
-from nearflash.training.gradients.compression import Compressor, TopK
+from nearflash.support import native
+from nearflash.training.gradients.compression import Compressor, TopK, loops
+
+GENERIC = native.ProcessorLevel("generic", ("-O1",), frozenset())
+AVX2 = next(target for target in native.TARGETS if target.name == "x86-64-v3")
+LEVELS = {target.name: target for target in (native.pick_target(), AVX2, GENERIC)}
 
 
 def gradients(seed, params=512):
@@ -126,3 +131,55 @@ def test_ranges_are_multiples_of_16():
         Compressor(TopK(0.1), 17)
     with pytest.raises(AlignmentError, match="start must be a multiple of 16 parameters, not 8"):
         Compressor(TopK(0.1), 32).compress(8, np.zeros(16, np.float32), 1)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request, monkeypatch):
+    """The compiled passes for this processor, for one without AVX-512, and for one without vectors."""
+    if not LEVELS[request.param].features <= native._features():
+        pytest.skip(f"this processor is no {request.param}")
+    monkeypatch.setattr(native, "pick_target", lambda: LEVELS[request.param])
+    loops._load.cache_clear()
+    yield
+    loops._load.cache_clear()
+
+
+def wide(params, seed):
+    """Exponents over the whole range, subnormal and zero blocks, values half way between two, and many equal ones."""
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal(params) * 10 ** rng.uniform(-44, 37, params)).astype(np.float32)
+    values[: params // 4] = rng.integers(-3, 4, params // 4) / 4
+    values[-64:-16] = np.arange(48) / 2 - 12
+    values[-16:] = -0.0
+    return values
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("params", [80, 4096, 9008, 70_000])
+@pytest.mark.parametrize(
+    "options", [{}, {"residual": "fp32", "value_format": "fp32"}, {"feedback": False, "value_format": "fp16"}],
+    ids=["int4", "fp32", "none"],
+)  # fmt: skip
+@pytest.mark.parametrize("ratio", [0.001, 0.01, 0.3, 1.0])
+def test_compiled_passes_have_the_bits_of_torch(monkeypatch, params, options, ratio):
+    found = []
+    for compiled in (True, False):
+        compressor = Compressor(TopK(ratio, **options), params)
+        assert compressor._is_compiled(torch.zeros(16))
+        monkeypatch.setattr(compressor, "_is_compiled", lambda _, compiled=compiled: compiled)
+        streams = []
+        for step in (1, 2, 3):
+            streams.append(compressor.compress(0, wide(params, step), step).tobytes())
+            compressor.commit()
+        found.append((streams, {name: array.tobytes() for name, array in compressor.arrays().items()}))
+    assert found[0] == found[1]
+
+
+def test_a_sample_that_misleads_costs_time_alone():
+    """All that is looked at first is large, or nothing of it is."""
+    for first, rest in ((9.0, 1.0), (0.0, 1.0)):
+        g = np.full(64_000, rest, np.float32)
+        g[::251] = first
+        kept = np.flatnonzero(expand(Compressor(TopK(0.01), g.size).compress(0, g, 1), g.size))
+        order = np.lexsort((np.arange(g.size), -g))[:640]
+        assert kept.tolist() == sorted(order.tolist())

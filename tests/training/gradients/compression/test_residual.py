@@ -3,13 +3,9 @@ import pytest
 import torch
 
 from nearflash.abi.errors import StateError
-from nearflash.support import native
-from nearflash.training.gradients.compression import loops
-from nearflash.training.gradients.compression import residual as module
 from nearflash.training.gradients.compression.residual import BLOCK_PARAMS, ExactResidual, QuantizedResidual
 
 CPU = torch.device("cpu")
-GENERIC = native.ProcessorLevel("generic", ("-O1",), frozenset())
 
 
 def read(residual, start, params):
@@ -65,38 +61,3 @@ def test_loading_does_not_share_memory():
     residual.load(values)
     values["residual"][:] = 2
     assert read(residual, 0, 16)[0].item() == 1
-
-
-@pytest.fixture(params=[native.pick_target(), GENERIC], ids=lambda target: target.name)
-def level(request, monkeypatch):
-    """The compiled passes for this processor, and for one without vectors."""
-    monkeypatch.setattr(native, "pick_target", lambda: request.param)
-    loops._load.cache_clear()
-    yield
-    loops._load.cache_clear()
-
-
-@pytest.mark.usefixtures("level")
-def test_compiled_passes_have_the_bits_of_torch(monkeypatch):
-    """Wide exponents, subnormal and zero blocks, values half way between two."""
-    torch.manual_seed(5)
-    values = (torch.randn(4096, BLOCK_PARAMS) * torch.logspace(-44, 37, 4096)[:, None]).view(-1)
-    values[:BLOCK_PARAMS] = 0
-    values[-64:] = torch.arange(64) / 2 - 16
-    found = []
-    for compiled in (True, False):
-        monkeypatch.setattr(module, "_is_compiled", lambda given, compiled=compiled: compiled)
-        held = QuantizedResidual(values.numel(), CPU)
-        packed = held.pack(values)
-        held.write(0, packed)
-        found.append([*packed, held.add(0, values.flip(0)).view(torch.int32)])
-    for mine, theirs in zip(*found, strict=True):
-        assert torch.equal(mine, theirs)
-
-
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("params", [1, 31, 32, 1000])
-def test_large_numbers_are_found(params):
-    bits = np.random.default_rng(params).integers(-(1 << 31), 1 << 31, params).astype(np.int32)
-    least = 0x30000000
-    np.testing.assert_array_equal(loops.find_large(bits, least), np.flatnonzero((bits & 0x7FFFFFFF) >= least))

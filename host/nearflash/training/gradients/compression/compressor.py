@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import AlignmentError, NonFiniteError
 from nearflash.device.backends.host.topk import decode_values, encode_values, pack
-from nearflash.training.gradients.compression.loops import find_large
+from nearflash.training.gradients.compression.loops import compress_range
 from nearflash.training.gradients.compression.residual import BLOCK_PARAMS, ExactResidual, QuantizedResidual, Residual
 from nearflash.training.gradients.compression.topk import TopK
 
 __all__ = ["Compressor"]
 
-_INFINITY, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
-_SAMPLED = 64
-"""One of so many elements is looked at first."""
+_INFINITY = 0x7F800000
+_Compressed = tuple[NDArray[np.uint8], tuple[torch.Tensor, ...]]
+"""A stream, and what it leaves out, as the residual holds it."""
 
 
 class Compressor:
@@ -58,14 +58,34 @@ class Compressor:
         _check_multiple("gradients", given.numel())
         params = given.numel()
         given = given.float()
+        count = self.settings.count(params, step)
+        stream, left = (self._compress_compiled if self._is_compiled(given) else self._compress)(start, given, count)
+        if self._residual is not None:
+            self._pending[start] = left
+        return stream
+
+    def _is_compiled(self, given: torch.Tensor) -> bool:
+        """Whether gradients and the residual lie where the compiled passes take them."""
+        held = [] if self._residual is None else self._residual.slices(0, BLOCK_PARAMS)
+        return all(tensor.is_cpu and tensor.is_contiguous() for tensor in (given, *held))
+
+    def _compress_compiled(self, start: int, given: torch.Tensor, count: int) -> _Compressed:
+        held = [] if self._residual is None else self._residual.slices(start, given.numel())
+        arrays = [tensor.numpy() for tensor in held]
+        stream, left, wrong = compress_range(given.numpy(), count, self.settings.wire_format, arrays)
+        _reject_nonfinite(wrong)
+        return stream, tuple(map(torch.from_numpy, left))
+
+    def _compress(self, start: int, given: torch.Tensor, count: int) -> _Compressed:
         total = given if self._residual is None else self._residual.add(start, given)
-        chosen = _largest(total, self.settings.count(params, step))
+        chosen = _largest(total, count)
         bits = encode_values(total[chosen].cpu().numpy(), self.settings.wire_format)
+        left: tuple[torch.Tensor, ...] = ()
         if self._residual is not None:
             kept = torch.from_numpy(decode_values(bits, self.settings.wire_format))
             total[chosen] -= kept.to(total.device)
-            self._pending[start] = self._residual.pack(total)
-        return pack(chosen.cpu().numpy(), bits, params, self.settings.wire_format)
+            left = self._residual.pack(total)
+        return pack(chosen.cpu().numpy(), bits, given.numel(), self.settings.wire_format), left
 
     def commit(self) -> None:
         """The step is done: what its streams left out is carried over."""
@@ -109,27 +129,23 @@ def _check_multiple(name: str, params: int) -> None:
         raise AlignmentError(f"{name} must be a multiple of {BLOCK_PARAMS} parameters, not {params}; pad with zeros")
 
 
+def _reject_nonfinite(wrong: int) -> None:
+    if wrong:
+        raise NonFiniteError(f"gradients must be finite, not NaN or infinite in {wrong} elements; skip this step")
+
+
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
     """Ascending indices of the `count` values of largest magnitude, zeros left out, the lower index of equal ones."""
-    if values.is_cuda:
-        magnitude = values.abs().view(torch.int32)  # in the order of the magnitudes, as integers; NaN above all
-        least = max(int(torch.topk(magnitude, count, sorted=False).values.min()), 1)
-        chosen = (magnitude >= least).nonzero().view(-1)
-        kept = magnitude[chosen].cpu().numpy()
-        return chosen[torch.from_numpy(_select(kept, count)).to(chosen.device)]
-    bits = values.contiguous().numpy().view(np.int32)
-    sample = bits[::_SAMPLED] & _MAGNITUDE
-    likely = min(sample.size, 2 * count // _SAMPLED + 8)  # of the sample, so that it is below the one sought
-    places = find_large(bits, min(max(int(np.partition(sample, -likely)[-likely]), 1), _INFINITY))
-    if places.size < count:
-        places = find_large(bits, 1)
-    return torch.from_numpy(places[_select(bits[places] & _MAGNITUDE, count)])
+    magnitude = values.abs().view(torch.int32)  # in the order of the magnitudes, as integers; NaN above all
+    least = max(int(torch.topk(magnitude, count, sorted=False).values.min()), 1)
+    chosen = (magnitude >= least).nonzero().view(-1)
+    kept = magnitude[chosen].cpu().numpy()
+    return chosen[torch.from_numpy(_select(kept, count)).to(chosen.device)]
 
 
 def _select(magnitudes: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
     """Which of these, in order and with all of the largest `count`, are those. Raises NonFiniteError."""
-    if wrong := int((magnitudes >= _INFINITY).sum()):
-        raise NonFiniteError(f"gradients must be finite, not NaN or infinite in {wrong} elements; skip this step")
+    _reject_nonfinite(int((magnitudes >= _INFINITY).sum()))
     if magnitudes.size <= count:
         return np.ones(magnitudes.size, np.bool_)
     least = np.partition(magnitudes, -count)[-count]  # a hundred times as fast as torch's on the CPU

@@ -1,49 +1,64 @@
-"""Compiled passes over fp32 numbers in host memory, for gradients that come from there: torch's bits."""
+"""A compiled call from fp32 gradients in host memory to a stream and what it leaves out: the bits of the torch code."""
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.abi.topk import HEADER_BYTES, StreamHeader, ValueFormat, longest_stream_bytes
 from nearflash.support.native import find_address, load_library
 
-__all__ = ["add_residual", "find_large", "pack_residual"]
+__all__ = ["Compressed", "compress_range"]
 
-F32 = NDArray[np.float32]
-
-
-def add_residual(nibbles: NDArray[np.uint8], scales: NDArray[np.int16], numbers: F32) -> F32:
-    """Numbers (n,) plus what nibbles (n / 2,) and scales (n / 16,) are (residual.py); all are contiguous."""
-    total = np.empty_like(numbers)
-    places = [find_address(array) for array in (nibbles, scales, numbers)]
-    _load().add_residual(*places, numbers.size, find_address(total))
-    return total
+_ADDRESS, _I64 = ctypes.c_void_p, ctypes.c_int64
+Compressed = tuple[NDArray[np.uint8], list[NDArray[Any]], int]
+"""A stream, what it leaves out as it is held, and how many sums are not finite: then there is no stream."""
 
 
-def pack_residual(numbers: F32) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
-    """Nibbles (n / 2,) and scales (n / 16,) of finite numbers (n,), contiguous."""
-    nibbles, scales = np.empty(numbers.size // 2, np.uint8), np.empty(numbers.size // 16, np.int16)
-    _load().pack_residual(find_address(numbers), numbers.size, find_address(nibbles), find_address(scales))
-    return nibbles, scales
+class _Residual(ctypes.Structure):
+    """`Residual` of loops.cpp."""
+
+    _fields_ = (("nibbles", _ADDRESS), ("scales", _ADDRESS), ("numbers", _ADDRESS))
+
+    @classmethod
+    def of(cls, arrays: Sequence[NDArray[Any]]) -> "_Residual":
+        names = ("nibbles", "scales") if len(arrays) > 1 else ("numbers",)
+        return cls(**{name: find_address(array) for name, array in zip(names, arrays, strict=False)})
 
 
-def find_large(magnitudes: NDArray[np.int32], least: int) -> NDArray[np.int64]:
-    """Ascending places of those of the bit patterns (n,), contiguous, that are at least `least` (1 or more) without
-    their signs.
+class _Outcome(ctypes.Structure):
+    """`Outcome` of loops.cpp."""
+
+    _fields_ = tuple((name, _I64) for name in ("nonfinite", "pairs", "stream_bytes", "words_crc32c"))
+
+
+def compress_range(
+    gradients: NDArray[np.float32], count: int, value_format: ValueFormat, held: Sequence[NDArray[Any]]
+) -> Compressed:
+    """Keep the `count` largest of gradients (n,) plus what `held` has of them, all contiguous, n a multiple of 16.
+
+    held: nibbles (n / 2,) and scales (n / 16,), or fp32 numbers (n,), or nothing.
     """
-    # Pages of it that nothing is written to are none of the machine's memory.
-    places = np.empty(magnitudes.size, np.int64)
-    count = _load().find_large(find_address(magnitudes), magnitudes.size, least, find_address(places))
-    return places[:count].copy()
+    params, outcome = gradients.size, _Outcome()
+    stream = np.empty(longest_stream_bytes(params, count, value_format), np.uint8)
+    left = [np.empty_like(array) for array in held]
+    residuals = [ctypes.byref(_Residual.of(arrays)) for arrays in (held, left)]
+    places = find_address(stream), ctypes.byref(outcome)
+    _load().compress(find_address(gradients), params, count, value_format, *residuals, *places)
+    if outcome.nonfinite:
+        return stream[:0], [], outcome.nonfinite
+    header = StreamHeader(value_format, params, outcome.pairs, outcome.stream_bytes, outcome.words_crc32c)
+    stream[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
+    return stream[: outcome.stream_bytes], left, 0
 
 
 @cache
 def _load() -> ctypes.CDLL:
     loops = load_library(Path(__file__).with_name("loops.cpp"))
-    address, whole = ctypes.c_void_p, ctypes.c_int64
-    loops.add_residual.argtypes, loops.add_residual.restype = [address, address, address, whole, address], None
-    loops.pack_residual.argtypes, loops.pack_residual.restype = [address, whole, address, address], None
-    loops.find_large.argtypes, loops.find_large.restype = [address, whole, ctypes.c_int32, address], whole
+    loops.compress.argtypes = [_ADDRESS, _I64, _I64, ctypes.c_int32, *[_ADDRESS] * 4]
+    loops.compress.restype = None
     return loops

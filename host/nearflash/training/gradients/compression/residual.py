@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
-from nearflash.training.gradients.compression.loops import add_residual, pack_residual
 
 __all__ = ["BLOCK_PARAMS", "ExactResidual", "QuantizedResidual", "Residual"]
 
@@ -25,6 +24,9 @@ class Residual(Protocol):
 
     def pack(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """fp32 values as they will be held, for `write`."""
+
+    def slices(self, start: int, params: int) -> list[torch.Tensor]:
+        """Views of what is held of [start, start + params), in the form that `pack` gives."""
 
     def write(self, start: int, packed: tuple[torch.Tensor, ...]) -> None:
         """Hold what `pack` gave."""
@@ -45,7 +47,8 @@ class _Held:
     def __init__(self, tensors: Mapping[str, torch.Tensor], params: int) -> None:
         self._tensors, self._params = dict(tensors), params
 
-    def _slices(self, start: int, params: int) -> list[torch.Tensor]:
+    def slices(self, start: int, params: int) -> list[torch.Tensor]:
+        """Views of what is held of [start, start + params), in the form that `pack` gives."""
         return [
             tensor[start * tensor.numel() // self._params : (start + params) * tensor.numel() // self._params]
             for tensor in self._tensors.values()
@@ -55,7 +58,7 @@ class _Held:
         return {name: tensor.cpu().numpy() for name, tensor in self._tensors.items()}
 
     def after(self, start: int, params: int, packed: Mapping[int, tuple[torch.Tensor, ...]]) -> dict[str, NDArray[Any]]:
-        parts = [part.to("cpu", copy=True) for part in self._slices(start, params)]
+        parts = [part.to("cpu", copy=True) for part in self.slices(start, params)]
         for first, tensors in packed.items():
             for part, new in zip(parts, tensors, strict=True):
                 offset = (first - start) * part.numel() // params
@@ -79,7 +82,7 @@ class ExactResidual(_Held):
 
     def add(self, start: int, values: torch.Tensor) -> torch.Tensor:
         """Sums of values (n,) and what is held of [start, start + n), fp32, in new memory."""
-        return self._slices(start, values.numel())[0] + values
+        return self.slices(start, values.numel())[0] + values
 
     def pack(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """fp32 values as they will be held, for `write`."""
@@ -87,7 +90,7 @@ class ExactResidual(_Held):
 
     def write(self, start: int, packed: tuple[torch.Tensor, ...]) -> None:
         """Hold what `pack` gave."""
-        self._slices(start, packed[0].numel())[0].copy_(packed[0])
+        self.slices(start, packed[0].numel())[0].copy_(packed[0])
 
 
 class QuantizedResidual(_Held):
@@ -103,18 +106,13 @@ class QuantizedResidual(_Held):
 
     def add(self, start: int, values: torch.Tensor) -> torch.Tensor:
         """Sums of values (n,) and what is held of [start, start + n), fp32, in new memory."""
-        nibbles, scales = self._slices(start, values.numel())
-        if _is_compiled(values) and nibbles.is_cpu:
-            return torch.from_numpy(add_residual(nibbles.numpy(), scales.numpy(), values.numpy()))
+        nibbles, scales = self.slices(start, values.numel())
         both = torch.stack([nibbles & 15, nibbles >> 4], dim=1).to(torch.int8)
         signed = torch.where(both > _LARGEST, both - 16, both).float().view(-1, BLOCK_PARAMS)
         return (signed * scales.view(torch.bfloat16).float()[:, None]).view(-1) + values
 
     def pack(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """fp32 values as they will be held, for `write`."""
-        if _is_compiled(values):
-            packed, packed_scales = pack_residual(values.numpy())
-            return torch.from_numpy(packed), torch.from_numpy(packed_scales)
         blocks = values.view(-1, BLOCK_PARAMS)
         scales = (blocks.abs().amax(dim=1) / _LARGEST).bfloat16()
         inverse = torch.where(scales > 0, 1 / scales.float(), 0)
@@ -124,10 +122,5 @@ class QuantizedResidual(_Held):
     def write(self, start: int, packed: tuple[torch.Tensor, ...]) -> None:
         """Hold what `pack` gave."""
         params = packed[0].numel() * 2
-        for held, new in zip(self._slices(start, params), packed, strict=True):
+        for held, new in zip(self.slices(start, params), packed, strict=True):
             held.copy_(new)
-
-
-def _is_compiled(values: torch.Tensor) -> bool:
-    """Whether they are what the compiled passes take."""
-    return values.is_cpu and values.dtype is torch.float32 and values.is_contiguous()
