@@ -1,5 +1,5 @@
-// Compare old words with new ones and write what changed, tile by tile (nearflash.abi.delta), and read it again. Called
-// by delta.py.
+// Compare old words with new ones and write what changed, tile by tile (nearflash.abi.delta), and read it again; read
+// Top-K streams, whose tiles are the same but never dense. Called by delta.py and topk.py.
 
 #include <algorithm>
 
@@ -118,8 +118,8 @@ Fault check_indices(const uint8_t *at, int64_t count, int64_t params, int64_t &l
 }
 
 // Check the tiles of `params` words of T from `at` on, and call visit(first, count, indices, values) for each one:
-// indices are null where it is dense.
-template <class T, class Visit>
+// indices are null where it is dense, as one with flags is not unless the stream has those.
+template <class T, bool has_flags = true, class Visit>
 Walk walk_tiles(const uint8_t *delta, int64_t at, int64_t size, int64_t params, Visit visit) {
     Walk walk{NONE, 0, 0, 0, at, 0, ~0u};
     const auto stop = [&](Fault fault) { return walk.fault = fault, walk; };
@@ -127,7 +127,7 @@ Walk walk_tiles(const uint8_t *delta, int64_t at, int64_t size, int64_t params, 
         const int64_t here = params - first < TILE ? params - first : TILE;
         if (walk.at + 8 > size) return stop(LENGTH);
         const uint64_t head = load<uint64_t>(delta + walk.at);
-        walk.count = head & 0xFFFF, walk.detail = head >> 16 & 0xFFFF;
+        walk.count = head & 0xFFFF, walk.detail = has_flags ? head >> 16 & 0xFFFF : 0;
         const bool dense = walk.detail;
         if (walk.count > here || walk.detail > 1 || (dense && walk.count != here)) return stop(COUNT);
         const uint8_t *const indices = delta + walk.at + 8;
@@ -160,9 +160,32 @@ Walk read_changes(const uint8_t *delta, int64_t at, int64_t size, int64_t params
     return walk_tiles<T>(delta, at, size, params, take);
 }
 
+// Numbers of `params` parameters, 0 where a stream has no pair. widen: makes a number of a value.
+template <class T, class Widen>
+Walk expand(const uint8_t *stream, int64_t at, int64_t size, int64_t params, float *out, Widen widen) {
+    std::fill(out, out + params, 0.0f);
+    const auto put = [&](int64_t first, int64_t count, const uint8_t *local, const uint8_t *values) {
+        for (int64_t i = 0; i < count; i++)
+            out[first + load<uint16_t>(local + 2 * i)] = widen(load<T>(values + sizeof(T) * i));
+    };
+    return walk_tiles<T, false>(stream, at, size, params, put);
+}
+
 }  // namespace
 
 extern "C" {
+
+// The gradients of a Top-K stream whose tiles begin at `at`; where that is faulty they are of no use. value_format: of
+// nearflash.abi.topk.ValueFormat.
+void expand_stream(const uint8_t *stream, int64_t at, int64_t size, int64_t params, int32_t value_format, float *out,
+                   Walk *walk) {
+    const auto of_bits = [](uint32_t bits) { return load<float>(&bits); };
+    const auto of_fp16 = [](uint16_t bits) { return fp16_values(U16{} + bits)[0]; };
+    const auto of_bf16 = [&](uint16_t bits) { return of_bits(uint32_t(bits) << 16); };
+    *walk = value_format == 0   ? expand<uint32_t>(stream, at, size, params, out, of_bits)
+            : value_format == 1 ? expand<uint16_t>(stream, at, size, params, out, of_fp16)
+                                : expand<uint16_t>(stream, at, size, params, out, of_bf16);
+}
 
 // The words of the pieces, ascending and apart, become those after a delta whose tiles begin at `at`, but for those in
 // no piece; where that is faulty they are of no use.

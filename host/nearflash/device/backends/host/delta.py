@@ -1,4 +1,4 @@
-"""Delta of a step, found, written and read by compiled passes, merged by NumPy.
+"""Delta of a step, found, written and read by compiled passes, merged by NumPy; Top-K streams, read.
 
 Format and faults: nearflash.abi.delta. Equals nearflash.model.gradients.delta.
 """
@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from nearflash.abi.delta import DeltaHeader, delta_error, longest_delta_bytes
 from nearflash.abi.kernel.commands import CopyFormat
-from nearflash.abi.topk import HEADER_BYTES, TILE_PARAMS, WORD_BYTES, StreamFault, ValueFormat
+from nearflash.abi.topk import (
+    HEADER_BYTES,
+    TILE_PARAMS,
+    WORD_BYTES,
+    StreamFault,
+    StreamHeader,
+    ValueFormat,
+    stream_error,
+)
 from nearflash.support.native import find_address, load_library
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "apply_delta",
     "changes_of",
     "delta_of",
+    "expand_stream",
     "merge_changes",
     "round_words",
     "tiles_of",
@@ -55,10 +64,11 @@ class _Walk(ctypes.Structure):
         ("heads_crc", ctypes.c_uint32),
     )
 
-    def check(self, header: DeltaHeader) -> None:
-        """Raise StreamError unless all tiles are there, and are those of the header."""
+    def check(self, header: DeltaHeader | StreamHeader, size_bytes: int, words: int) -> None:
+        """Raise StreamError unless all tiles are there, so many words in a stream of so many bytes."""
+        make = delta_error if isinstance(header, DeltaHeader) else stream_error
         fault, params = StreamFault(self.fault), min(TILE_PARAMS, header.params - self.tile * TILE_PARAMS)
-        where = "before" if self.at + WORD_BYTES > header.size_bytes else "within"
+        where = "before" if self.at + WORD_BYTES > size_bytes else "within"
         details = {
             StreamFault.LENGTH: f"its end {where} tile {self.tile}",
             StreamFault.COUNT: f"{self.count} words and flags {self.detail} in tile {self.tile}",
@@ -67,9 +77,10 @@ class _Walk(ctypes.Structure):
             StreamFault.RANGE: f"index {self.detail} in tile {self.tile} of {params} parameters",
         }
         if fault:
-            raise delta_error(fault, details[fault])
-        if (self.at, self.words, self.heads_crc) != (header.size_bytes, header.words, header.tiles_crc32c):
-            raise delta_error(StreamFault.LENGTH, f"{self.words} words in {self.at} bytes, or tiles of another delta")
+            raise make(fault, details[fault])
+        other = isinstance(header, DeltaHeader) and self.heads_crc != header.tiles_crc32c
+        if other or (self.at, self.words) != (size_bytes, words):
+            raise make(StreamFault.LENGTH, f"{self.words} words in {self.at} bytes, or tiles of another one")
 
 
 def delta_of(old: NDArray[Any], new: NDArray[Any], value_format: ValueFormat) -> NDArray[np.uint8]:
@@ -123,7 +134,7 @@ def apply_delta(delta: NDArray[np.uint8], pieces: Sequence[tuple[int, int, int]]
     walk, table = _Walk(), np.array(pieces, np.int64).reshape(-1, 3)
     places = find_address(table), len(table), ctypes.byref(walk)
     _load().apply_delta16(find_address(delta), HEADER_BYTES, delta.size, header.params, *places)
-    walk.check(header)
+    walk.check(header, header.size_bytes, header.words)
 
 
 def changes_of(delta: NDArray[np.uint8]) -> Changes:
@@ -135,8 +146,17 @@ def changes_of(delta: NDArray[np.uint8]) -> Changes:
     read = _load().read_changes16 if value_bytes == 2 else _load().read_changes32
     places = find_address(changes.indices), find_address(changes.words)
     read(find_address(delta), HEADER_BYTES, delta.size, header.params, room, *places, ctypes.byref(walk))
-    walk.check(header)
+    walk.check(header, header.size_bytes, header.words)
     return changes
+
+
+def expand_stream(stream: NDArray[np.uint8], header: StreamHeader) -> NDArray[np.float32]:
+    """Dense gradients of a Top-K stream, contiguous, whose header this is. Raises StreamError."""
+    out, walk = np.empty(header.params, np.float32), _Walk()
+    places = find_address(out), ctypes.byref(walk)
+    _load().expand_stream(find_address(stream), HEADER_BYTES, stream.size, header.params, header.value_format, *places)
+    walk.check(header, stream.size, header.pairs)
+    return out
 
 
 def merge_changes(steps: Sequence[Changes]) -> Changes:
@@ -157,6 +177,8 @@ def _load() -> ctypes.CDLL:
     for function in (loops.write_delta16, loops.write_delta32):
         function.argtypes, function.restype = [address, address, whole, whole, address, address], whole
     loops.round_words.argtypes, loops.round_words.restype = [address, whole, ctypes.c_int32, address], None
+    loops.expand_stream.argtypes = [address, *[whole] * 3, ctypes.c_int32, address, address]
+    loops.expand_stream.restype = None
     loops.apply_delta16.argtypes, loops.apply_delta16.restype = [address, *[whole] * 3, address, whole, address], None
     for function in (loops.read_changes16, loops.read_changes32):
         function.argtypes, function.restype = [address, *[whole] * 4, *[address] * 3], None

@@ -11,21 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.crc import crc32c as contract_crc32c
-from nearflash.abi.errors import CommandError, StreamError
+from nearflash.abi.errors import CommandError
 from nearflash.abi.topk import (
     HEADER_BYTES,
     INDEX_BYTES,
     TILE_BITS,
     TILE_PARAMS,
     WORD_BYTES,
-    StreamFault,
     StreamHeader,
     ValueFormat,
-    pad_bytes,
-    stream_error,
-    unpack_tile_word,
 )
 from nearflash.device.backends.host.bf16 import bf16_patterns, bf16_values
+from nearflash.device.backends.host.delta import expand_stream
 
 __all__ = ["decode_values", "encode_values", "expand", "find_crc32c", "pack"]
 
@@ -86,29 +83,7 @@ def pack(indices: NDArray[np.int64], values: NDArray[Any], params: int, value_fo
 def expand(stream: Bytes, params: int) -> NDArray[np.float32]:
     """Dense gradients (params,), zero where the stream has no pair. Raises StreamError."""
     header = StreamHeader.unpack(stream[:HEADER_BYTES].tobytes(), params, stream.size)
-    value_bytes = header.value_format.number_format.bytes
-    words_at, fault = _tile_words(stream, header.tiles, value_bytes)
-    words = stream.view("<u8")
-    tiles = words[words_at // WORD_BYTES]
-    counts = (tiles & np.uint64(0xFFFF)).astype(np.int64)
-    wrong = np.flatnonzero(_checksums(words, words_at, counts, value_bytes) != tiles >> np.uint64(32))
-    good = int(wrong[0]) if len(wrong) else len(counts)  # tiles before the first wrong one
-    counts, words_at = counts[:good], words_at[:good]
-    local = stream.view("<u2")[_places(counts, words_at + WORD_BYTES, INDEX_BYTES)]
-    tile = np.repeat(np.arange(good), counts)
-    _check_indices(local, tile, params)
-    if len(wrong):
-        raise stream_error(StreamFault.CHECKSUM, f"another one in tile {good}")
-    if fault:
-        raise fault
-    end = int(words_at[-1] + _tile_bytes(counts[-1:], value_bytes)[0])
-    if (end, len(local)) != (stream.size, header.pairs):
-        detail = f"{len(local)} pairs in {end} bytes of {header.pairs} in {stream.size}"
-        raise stream_error(StreamFault.LENGTH, detail)
-    bits = stream.view(f"<u{value_bytes}")[_places(counts, _values_at(counts, words_at), value_bytes)]
-    dense = np.zeros(params, np.float32)
-    dense[(tile << TILE_BITS) + local] = decode_values(bits, header.value_format)
-    return dense
+    return expand_stream(stream, header)
 
 
 def _section_bytes(counts: Places, element_bytes: int) -> Places:
@@ -146,32 +121,3 @@ def _checksums(words: NDArray[np.uint64], words_at: Places, counts: Places, valu
     spans = zip(first, starts.tolist(), stops.tolist(), strict=True)
     checksums = (crc32c(words[start:stop], crc32c(head)) for head, start, stop in spans)
     return np.fromiter(checksums, np.uint32, len(counts))
-
-
-def _tile_words(stream: Bytes, tiles: int, value_bytes: int) -> tuple[Places, StreamError | None]:
-    """Find the tiles' words, as far as the stream can be followed, and why not further."""
-    words_at: list[int] = []
-    text, at = stream.data, HEADER_BYTES
-    for tile in range(tiles):
-        if at == stream.size:
-            return np.array(words_at, np.int64), stream_error(StreamFault.LENGTH, f"before tile {tile}")
-        count, _ = unpack_tile_word(text[at : at + WORD_BYTES])
-        if count > TILE_PARAMS:
-            return np.array(words_at, np.int64), stream_error(StreamFault.COUNT, f"{count} in tile {tile}")
-        end = at + WORD_BYTES + pad_bytes(count, INDEX_BYTES) + pad_bytes(count, value_bytes)
-        if end > stream.size:
-            return np.array(words_at, np.int64), stream_error(StreamFault.LENGTH, f"within tile {tile}")
-        words_at.append(at)
-        at = end
-    return np.array(words_at), None
-
-
-def _check_indices(local: NDArray[np.uint16], tile: Places, params: int) -> None:
-    """Raise for the first tile with an index out of order, else beyond the parameters."""
-    last_tile, last_params = params >> TILE_BITS, params & (TILE_PARAMS - 1)
-    unordered = tile[1:][(local[1:] <= local[:-1]) & (tile[1:] == tile[:-1])]
-    beyond = tile[local >= np.where(tile == last_tile, last_params, TILE_PARAMS)]
-    if len(unordered) and not (len(beyond) and beyond[0] < unordered[0]):
-        raise stream_error(StreamFault.ORDER, f"others in tile {unordered[0]}")
-    if len(beyond):
-        raise stream_error(StreamFault.RANGE, f"one of {params} parameters in tile {beyond[0]}")
