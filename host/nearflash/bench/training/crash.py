@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from nearflash.bench.storage.kv_crashes import kv_crash_points
 
 __all__ = ["run"]
 
-PARTS = ("crashes", "kv", "kills", "faults")
+PARTS = ("crashes", "kv", "kills", "ranks", "faults")
 FILES = (1, 2)
 """Files of a state."""
 STEPS = 5
@@ -29,8 +29,10 @@ KEPT_ACTIONS, KEPT_IMAGES, KEPT_SEEDS, CONTROL_SEED = 24, 2, (1, 2, 3, 4, 5), 1
 """Of one whose sequences outlast it, with turns, forks and crops; the control's life is one of them."""
 KILLS = 30
 """Of training on a state of one file, and as many on one of two."""
-TIMEOUT_S = 300.0
-"""For those: they take about 20 s on two idle cores."""
+RANKS, RANK_KILLS = (2, 3), 20
+"""Of sharded training, and how often one of them is killed."""
+TIMEOUT_S = 600.0
+"""For those: the first take about 20 s on two idle cores, those of ranks 2 minutes."""
 
 
 def run(
@@ -44,7 +46,7 @@ def run(
     bad: list[str] = []
     for part in wanted:
         with tempfile.TemporaryDirectory(prefix="nearflash-crash-") as folder:
-            figures, wrong = {"crashes": _crashes, "kv": _kv, "kills": _kills, "faults": _faults}[part](Path(folder))
+            figures, wrong = _PARTS[part](Path(folder))
         row, bad = {**row, **figures}, [*bad, *wrong]
     for wrong_one in bad[:100]:
         print(wrong_one, file=sys.stderr)
@@ -99,19 +101,33 @@ def _memory_folder() -> Iterator[Path]:
 
 
 def _kills(folder: Path) -> tuple[dict[str, int], list[str]]:
-    kills, bad = 0, list[str]()
-    for files in FILES:
-        subfolder = folder / str(files)
-        subfolder.mkdir()
-        options = ["--kills", str(KILLS), "--seed", str(files), "--files", str(files)]
-        command = [sys.executable, "-m", "nearflash.bench.training.kills", str(subfolder), *options]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
-        result = json.loads(done.stdout)
-        kills, bad = kills + result["kills"], [*bad, *result["bad"]]
-    return {"kills": kills, "bad_resumes": len(bad)}, bad
+    runs = [_campaign(folder / str(files), "kills", KILLS, seed=files, files=files) for files in FILES]
+    bad = [wrong for run in runs for wrong in run["bad"]]
+    return {"kills": sum(run["kills"] for run in runs), "bad_resumes": len(bad)}, bad
+
+
+def _ranks(folder: Path) -> tuple[dict[str, int], list[str]]:
+    runs = [_campaign(folder / str(ranks), "rank_kills", RANK_KILLS, seed=ranks, ranks=ranks) for ranks in RANKS]
+    bad = [wrong for run in runs for wrong in run["bad"]]
+    return {"rank_kills": sum(run["kills"] for run in runs), "bad_rank_resumes": len(bad)}, bad
+
+
+def _campaign(folder: Path, module: str, kills: int, **options: int) -> dict[str, Any]:
+    """Run a campaign in a process that forks: without the threads of this one."""
+    folder.mkdir()
+    numbers = [text for name, value in {"kills": kills, **options}.items() for text in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", f"nearflash.bench.training.{module}", str(folder), *numbers]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def _faults(folder: Path) -> tuple[dict[str, int], list[str]]:
     faults: list[Faults] = [inject(folder, files=files) for files in FILES]
     bad = [wrong for part in faults for wrong in part.bad]
     return {"faults": sum(part.injected for part in faults), "bad_faults": len(bad)}, bad
+
+
+_PARTS: dict[str, Callable[[Path], tuple[dict[str, Any], list[str]]]] = {
+    "crashes": _crashes, "kv": _kv, "kills": _kills, "ranks": _ranks, "faults": _faults
+}  # fmt: skip

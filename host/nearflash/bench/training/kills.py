@@ -25,7 +25,7 @@ from nearflash.abi.errors import NearflashError
 from nearflash.storage import StateStore
 from nearflash.training import NearStorageAdamW
 
-__all__ = ["Kills", "campaign", "main"]
+__all__ = ["Digests", "Kills", "campaign", "digest_of", "main", "warm_up"]
 
 STEPS = 60
 """Of a whole run; then the next one begins."""
@@ -76,7 +76,7 @@ class Child:
 
 def campaign(folder: Path, kills: int, seed: int, files: int) -> Kills:
     """Kill so many children that train on so many state files in `folder`."""
-    _warm_up(folder / "warm")
+    warm_up(folder / "warm")
     whole = Child([folder / f"whole-{index}" for index in range(files)])
     expected = whole.read_announced(None)
     whole.kill()
@@ -111,7 +111,7 @@ def campaign(folder: Path, kills: int, seed: int, files: int) -> Kills:
     return result
 
 
-def _warm_up(path: Path) -> None:
+def warm_up(path: Path) -> None:
     """Load what children would each load again, above all torch's compiler; no autograd: its threads do not fork."""
     tensor = torch.nn.Parameter(torch.zeros(8))
     tensor.grad = torch.zeros(8)
@@ -132,7 +132,7 @@ def _problem(paths: Sequence[Path], expected: dict[int, Digests], last: int) -> 
         with StateStore.open(paths) as store:
             if store.steps not in (last, last + 1):
                 return f"the state file is at step {store.steps}"
-            digest = _digest(store.read_array(array.name) for array in store.manifest.arrays)
+            digest = digest_of(store.read_array(array.name) for array in store.manifest.arrays)
             return None if digest == expected[store.steps][0] else f"the state file's step {store.steps} differs"
     except NearflashError as error:
         return str(error)
@@ -158,12 +158,13 @@ def _train(paths: Sequence[Path], sink: int) -> None:
 
 
 def _announce(sink: int, optimizer: NearStorageAdamW, model: torch.nn.Module) -> None:
-    arrays = _digest(optimizer.store.read_array(array.name) for array in optimizer.store.manifest.arrays)
-    tensors = _digest(tensor.detach().numpy() for tensor in model.parameters())
+    arrays = digest_of(optimizer.store.read_array(array.name) for array in optimizer.store.manifest.arrays)
+    tensors = digest_of(tensor.detach().numpy() for tensor in model.parameters())
     os.write(sink, f"{optimizer.steps} {arrays} {tensors}\n".encode())
 
 
-def _digest(arrays: Iterable[np.ndarray[Any, Any]]) -> int:
+def digest_of(arrays: Iterable[np.ndarray[Any, Any]]) -> int:
+    """CRC-32 of the bytes of arrays, one behind the other."""
     digest = 0
     for array in arrays:
         digest = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, digest)
