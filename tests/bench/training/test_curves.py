@@ -9,7 +9,6 @@ from nearflash.bench.training import curves
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(curves, "STEPS", 10)
     monkeypatch.setattr(curves, "WINDOW", 16)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -19,7 +18,9 @@ def short(monkeypatch):
 
 @pytest.mark.full
 def test_rows(tmp_path):
-    rows = {row["case"]: row for row in curves.run(["fp32-state", "topk", "torch-memory"], path=tmp_path / "new")}
+    rows = {
+        row["case"]: row for row in curves.run(["fp32-state", "topk", "torch-memory"], steps=10, path=tmp_path / "new")
+    }
     assert next(iter(rows)) == "torch-memory" and rows["torch-memory"]["last_loss_over_torch_percent"] == 0
     exact, sparse = rows["fp32-state"], rows["topk"]
     assert abs(exact["last_loss_over_torch_percent"]) < 0.01 and exact["gradient_bytes_per_param"] == 4
@@ -29,11 +30,22 @@ def test_rows(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_muon_from_random_weights_is_torchs(tmp_path):
+    mine, theirs = "muon", "torch-muon"
+    rows = {row["case"]: row for row in curves.run([mine, theirs], weights="random", steps=10, path=tmp_path)}
+    assert rows[mine]["torch_case"] == theirs and abs(rows[mine]["last_loss_over_torch_percent"]) < 0.1
+    assert rows[mine]["loss_by_tenth"][0] == rows[theirs]["loss_by_tenth"][0]
+    assert len({*rows[theirs]["loss_by_tenth"]}) == 10
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"parts": ["fp4-state"]}, "parts must be of torch-memory, .*, not fp4-state"),
         ({"model": "gpt"}, "model must be doclm-7m or doclm-30m, not 'gpt'"),
+        ({"model": "gpt", "weights": "random"}, "model must be doclm-7m or doclm-30m, not 'gpt'"),
+        ({"weights": "old"}, "weights must be of trained, random, not old"),
+        ({"steps": 25}, "steps must be a multiple of 10, not 25"),
         ({"model": "doclm-30m"}, "where NEARFLASH_MODELS, a folder with doclm-30m, is not set"),
     ],
 )
