@@ -5,7 +5,7 @@ in part (sectors of 512 bytes). Where few blocks are pending all subsets of them
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import LostStepWarning, StateError
 from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
-from nearflash.bench.storage.history import Oracle, Version, record
+from nearflash.bench.storage.history import MANIFEST, Event, Oracle, Version, record
 from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.state.manifest import Manifest
 from nearflash.storage.state.state_store import StateStore
 
-__all__ = ["Crashes", "apply", "crash_points", "images"]
+__all__ = ["Crashes", "apply", "crash_points", "images", "try_images"]
 
 SECTOR_BYTES = 512
 SECTORS = BLOCK_BYTES // SECTOR_BYTES
@@ -39,10 +40,25 @@ class Crashes:
     bad: list[str] = field(default_factory=list)
 
 
-def crash_points(folder: Path, *, files: int, steps: int, tries: int, seed: int) -> Crashes:
+Check = Callable[[Sequence[Version], Crashes], str | None]
+"""Opens the image that is in the files; what is wrong with it, where it may be at these versions."""
+
+
+def crash_points(
+    folder: Path, *, files: int, steps: int, tries: int, seed: int, manifest: Manifest = MANIFEST
+) -> Crashes:
     """Record a history of a state of so many files in `folder`; try about `tries` images at each of its points."""
-    paths, disk, oracle = [folder / f"state-{index}" for index in range(files)], LoggedDisk(), Oracle()
+    paths, disk = [folder / f"state-{index}" for index in range(files)], LoggedDisk()
+    oracle = Oracle(manifest)
     events = record(paths, disk, oracle, steps)
+    arrays = ", ".join(array.name for array in manifest.arrays)
+    crashes = try_images(disk, events, tries, seed, lambda *given: _wrong(paths, disk, oracle, *given))
+    crashes.bad = [f"{files} files of {arrays}, seed {seed}, {wrong}" for wrong in crashes.bad]
+    return crashes
+
+
+def try_images(disk: LoggedDisk, events: Sequence[Event], tries: int, seed: int, check: Check) -> Crashes:
+    """Check about `tries` images at each event."""
     rng, crashes = np.random.default_rng(seed), Crashes()
     durable = [np.zeros_like(content) for content in disk.contents]
     pending: list[Write] = []
@@ -57,8 +73,8 @@ def crash_points(folder: Path, *, files: int, steps: int, tries: int, seed: int)
                 content[:] = base
             apply(disk.contents, pending, reached)
             crashes.points += 1
-            if wrong := _wrong(paths, disk, oracle, event.versions, crashes):
-                crashes.bad.append(f"{files} files, seed {seed}, event {number}, image {crashes.points}: {wrong}")
+            if wrong := check(event.versions, crashes):
+                crashes.bad.append(f"event {number}, image {crashes.points}: {wrong}")
     return crashes
 
 

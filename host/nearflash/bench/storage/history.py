@@ -11,20 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
+from nearflash.abi.optimizers.state import BLOCK_PARAMS
 from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.direct import aligned_buffer
-from nearflash.storage.state.manifest import Extent, Manifest, StateArray
+from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.state_store import StateStore
 
-__all__ = ["MANIFEST", "Event", "Oracle", "Version", "record"]
+__all__ = ["FORMATS", "MANIFEST", "Event", "Oracle", "Version", "record"]
 
 Version = tuple[int, int]
 """A committed step and which history it belongs to: a step that was undone and made again has another content."""
 
+_TENSORS = [("embed", (40, 30), "float32"), ("norm", (30,), "float32"), ("head", (1500,), "bfloat16")]
+_RESIDUAL = StateArray("residual", 1, 2), StateArray("residual_scale", 2, 16)
 MANIFEST = Manifest.pack(
-    [("embed", (40, 30), "float32"), ("norm", (30,), "float32"), ("head", (1500,), "bfloat16")],
+    _TENSORS,
     1024,
     (
         StateArray("p"),
@@ -34,6 +37,24 @@ MANIFEST = Manifest.pack(
     ),
 )
 """A tiny state: three extents of four arrays, each in a block."""
+FORMATS = {
+    "mixed": MANIFEST,
+    "fp32, Top-K": Manifest.pack(_TENSORS, 1024, (*ADAM_ARRAYS, *_RESIDUAL)),
+    "mx8, Top-K": Manifest.pack(
+        _TENSORS,
+        1024,
+        (
+            StateArray("p"),
+            StateArray("m", 1, 1, "exp_avg"),
+            StateArray("v", 1, 1, "exp_avg_sq"),
+            StateArray("m_scale", 1, BLOCK_PARAMS),
+            StateArray("v_scale", 1, BLOCK_PARAMS),
+            *_RESIDUAL,
+        ),
+    ),
+    "Muon": Manifest.pack(_TENSORS, 1024, (StateArray("p"), StateArray("m", torch_name="momentum_buffer"))),
+}
+"""States of other arrays."""
 
 
 class Oracle:

@@ -6,23 +6,29 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option, check_choices
 from nearflash.bench.storage.crashes import Crashes, crash_points
+from nearflash.bench.storage.delta_crashes import delta_crash_points
 from nearflash.bench.storage.faults import Faults, inject
+from nearflash.bench.storage.history import FORMATS
 from nearflash.bench.storage.kept_crashes import KeptCrashes, find_kept_crash_points
 from nearflash.bench.storage.kv_crashes import kv_crash_points
+from nearflash.bench.storage.rank_crashes import rank_crash_points
 
 __all__ = ["run"]
 
 PARTS = ("crashes", "kv", "kills", "ranks", "faults")
 FILES = (1, 2)
 """Files of a state."""
-STEPS = 5
-IMAGES = 370
-"""Images at each point of a history, about."""
+STEPS = 3
+IMAGES = 100
+"""Images at each point of a history, about, unless others are asked for."""
+DELTA_STEPS = 12
 KV_ACTIONS, KV_IMAGES, KV_SEEDS = 120, 6, (1, 2, 3)
 """Calls of a KV store's life, images at each point of it, lives."""
 KEPT_ACTIONS, KEPT_IMAGES, KEPT_SEEDS, CONTROL_SEED = 24, 2, (1, 2, 3, 4, 5), 1
@@ -39,31 +45,54 @@ def run(
     parts: Annotated[
         Collection[str] | None, Option("Run these parts (default: all).", many=True, choices=PARTS)
     ] = None,
+    images: Annotated[
+        int, Option("Try about so many images of the files at each moment of their lives.", int, metavar="N")
+    ] = IMAGES,
 ) -> Iterator[dict[str, Any]]:
-    """One row: how much was tried, and how much of it went wrong; what went wrong goes to standard error."""
+    """One row: how much was tried, and how much of it went wrong; what went wrong goes to standard error.
+
+    Raises CommandError.
+    """
+    if images < 1:
+        raise CommandError(f"images must be at least 1, not {images}")
     wanted = check_choices("parts", parts, PARTS)
     row: dict[str, Any] = {}
     bad: list[str] = []
     for part in wanted:
         with tempfile.TemporaryDirectory(prefix="nearflash-crash-") as folder:
-            figures, wrong = _PARTS[part](Path(folder))
+            figures, wrong = _PARTS[part](Path(folder), images)
         row, bad = {**row, **figures}, [*bad, *wrong]
     for wrong_one in bad[:100]:
         print(wrong_one, file=sys.stderr)
     yield {**row, "mismatches": len(bad)}
 
 
-def _crashes(folder: Path) -> tuple[dict[str, int], list[str]]:
-    crashes: list[Crashes] = []
-    for files in FILES:
-        subfolder = folder / str(files)
+def _crashes(folder: Path, images: int) -> tuple[dict[str, int], list[str]]:
+    """States of all formats, on one file and several; those of several ranks; and deltas beside a state."""
+    states: list[Crashes] = []
+    for number, (files, manifest) in enumerate(product(FILES, FORMATS.values())):
+        subfolder = folder / str(number)
         subfolder.mkdir()
-        crashes.append(crash_points(subfolder, files=files, steps=STEPS, tries=IMAGES, seed=files))
-    bad = [wrong for part in crashes for wrong in part.bad]
-    return {"crash_points": sum(part.points for part in crashes), "bad_recoveries": len(bad)}, bad
+        states.append(crash_points(subfolder, files=files, steps=STEPS, tries=images, seed=number, manifest=manifest))
+    ranked = []
+    for ranks in RANKS:
+        subfolder = folder / f"ranks-{ranks}"
+        subfolder.mkdir()
+        ranked.append(rank_crash_points(subfolder, ranks=ranks, steps=STEPS, tries=images, seed=ranks))
+    with _memory_folder() as memory:
+        deltas = delta_crash_points(memory, steps=DELTA_STEPS, tries=2 * images, seed=1)
+    every = [*states, *ranked, deltas]
+    bad = [wrong for part in every for wrong in part.bad]
+    figures = {
+        "crash_points": sum(part.points for part in every),
+        "rank_crash_points": sum(part.points for part in ranked),
+        "delta_crash_points": deltas.points,
+        "bad_recoveries": len(bad),
+    }
+    return figures, bad
 
 
-def _kv(folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _kv(folder: Path, _: int) -> tuple[dict[str, Any], list[str]]:
     crashes = [kv_crash_points(folder / str(seed), actions=KV_ACTIONS, tries=KV_IMAGES, seed=seed) for seed in KV_SEEDS]
     bad = [wrong for part in crashes for wrong in part.bad]
     with _memory_folder() as memory:
@@ -100,13 +129,13 @@ def _memory_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _kills(folder: Path) -> tuple[dict[str, int], list[str]]:
+def _kills(folder: Path, _: int) -> tuple[dict[str, int], list[str]]:
     runs = [_campaign(folder / str(files), "kills", KILLS, seed=files, files=files) for files in FILES]
     bad = [wrong for run in runs for wrong in run["bad"]]
     return {"kills": sum(run["kills"] for run in runs), "bad_resumes": len(bad)}, bad
 
 
-def _ranks(folder: Path) -> tuple[dict[str, int], list[str]]:
+def _ranks(folder: Path, _: int) -> tuple[dict[str, int], list[str]]:
     runs = [_campaign(folder / str(ranks), "rank_kills", RANK_KILLS, seed=ranks, ranks=ranks) for ranks in RANKS]
     bad = [wrong for run in runs for wrong in run["bad"]]
     return {"rank_kills": sum(run["kills"] for run in runs), "bad_rank_resumes": len(bad)}, bad
@@ -122,12 +151,12 @@ def _campaign(folder: Path, module: str, kills: int, **options: int) -> dict[str
     return result
 
 
-def _faults(folder: Path) -> tuple[dict[str, int], list[str]]:
+def _faults(folder: Path, _: int) -> tuple[dict[str, int], list[str]]:
     faults: list[Faults] = [inject(folder, files=files) for files in FILES]
     bad = [wrong for part in faults for wrong in part.bad]
     return {"faults": sum(part.injected for part in faults), "bad_faults": len(bad)}, bad
 
 
-_PARTS: dict[str, Callable[[Path], tuple[dict[str, Any], list[str]]]] = {
+_PARTS: dict[str, Callable[[Path, int], tuple[dict[str, Any], list[str]]]] = {
     "crashes": _crashes, "kv": _kv, "kills": _kills, "ranks": _ranks, "faults": _faults
 }  # fmt: skip

@@ -78,7 +78,7 @@ def run(
     check_choices("weights", [weights], WEIGHTS)
     if steps < 10 or steps % 10:
         raise CommandError(f"steps must be a multiple of 10, not {steps}")
-    make = _random_model if weights == "random" else _trained_model
+    make = _make_random if weights == "random" else _load_trained
     losses_of: dict[str, float] = {}
     for case in sorted(cases, key=lambda case: not case.startswith("torch")):  # first what others are compared with
         network, tokens = make(model)
@@ -156,19 +156,19 @@ def _step(model: Any, ids: torch.Tensor, optimizers: Sequence[torch.optim.Optimi
     return float(loss.detach())
 
 
-def _trained_model(name: str) -> tuple[Any, torch.Tensor]:
+def _load_trained(name: str) -> tuple[Any, torch.Tensor]:
     folder, text = _files(name)
     network, tokenizer = load_model(folder, "fp32")
     return network, load_tokens(text, tokenizer, network.config.vocab_size)
 
 
-def _random_model(name: str) -> tuple[Any, torch.Tensor]:
+def _make_random(name: str) -> tuple[Any, torch.Tensor]:
     """Raises CommandError for a model whose shape is not known."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if name not in SHAPES:
         raise CommandError(f"model must be doclm-7m or doclm-30m, not {name!r}")
-    known, tokens = _trained_model("doclm-7m")
+    known, tokens = _load_trained("doclm-7m")
     hidden, layers, heads, middle = SHAPES[name]
     torch.manual_seed(3)
     config = LlamaConfig(
