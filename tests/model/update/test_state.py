@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, MX8, TILE_PARAMS, StateFormat
-from nearflash.model.update.state import decode, dither, encode
+from nearflash.model.update.state import decode, dither, encode, join_master, split_master
 
 NARROW = [StateFormat.BF16, StateFormat.MX8]
 ZERO, ALMOST_ONE = 0, 0xFFFF
@@ -121,3 +121,28 @@ def test_what_a_new_file_holds_is_zero():
     for role in "mv":
         stored = [np.zeros(BLOCK_PARAMS, np.uint8), np.zeros(1, np.uint8)]
         assert decode(stored, role, StateFormat.MX8).tobytes() == bytes(4 * BLOCK_PARAMS)
+
+
+@pytest.mark.parametrize("sign", [0, 1])
+def test_a_split_master_comes_back_and_its_weight_is_the_nearest_with_ties_away(sign):
+    """Every exponent, even and odd weights, every rest: the largest finite numbers too, whose weight is infinite."""
+    rests = np.arange(1 << 16, dtype=np.uint32)
+    for exponent in range(256):
+        for upper in (0, 0x7F):
+            words = np.uint32(sign << 31 | exponent << 23 | upper << 16) + rests
+            weight, rest = split_master(words)
+            nan = (words & 0x7FFFFFFF > 0x7F800000) & (rests > 0)
+            np.testing.assert_array_equal(join_master(weight, rest), np.where(nan, 0x7FC00000, words))
+            if exponent == 255:
+                np.testing.assert_array_equal(weight[nan], 0x7FC0)
+                continue
+            # In integers, as magnitudes are: the distance to the weight is half a unit of it at most.
+            away = (words >> 16).astype(np.int64) + (rests >= 0x8000)
+            np.testing.assert_array_equal(weight, away)
+
+
+def test_what_a_bf16_weight_holds_has_no_rest():
+    words = np.arange(1 << 16, dtype=np.uint32) << 16
+    weight, rest = split_master(words)
+    np.testing.assert_array_equal(weight, words >> 16)
+    assert not rest.any()

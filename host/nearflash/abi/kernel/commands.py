@@ -9,7 +9,7 @@ from nearflash.abi.delta import longest_delta_bytes
 from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat
 from nearflash.abi.kernel.config import KernelConfig, UpdateConfig
-from nearflash.abi.optimizers import OptimizerStep
+from nearflash.abi.optimizers import MasterFormat, OptimizerStep
 from nearflash.abi.optimizers.program import program_registers
 from nearflash.abi.registers import DELTA_BIT, UPDATE
 from nearflash.abi.topk import StreamFault
@@ -112,7 +112,7 @@ class UpdateCommand:
     """One optimizer step over `params` consecutive parameters.
 
     Addresses are device byte addresses; inputs and outputs may be the same ranges (update in place) or two slots.
-    g and p are fp32, the rule's arrays have the rule's state format.
+    g and p are fp32, the rule's arrays have the rule's state format. A split master is weight and rest, not p.
     """
 
     kernel: ClassVar[str] = "update"
@@ -120,9 +120,9 @@ class UpdateCommand:
     rule: OptimizerStep
     params: int
     inputs: Mapping[str, int]
-    """Addresses of what is read: g, p, and the rule's arrays."""
+    """Addresses of what is read: g, the master's arrays, and the rule's."""
     outputs: Mapping[str, int]
-    """Addresses of what is written: p, the rule's arrays, and `copy` where one is made."""
+    """Addresses of what is written: the master's arrays, the rule's, and `copy` where one is made."""
     copy: CopyFormat = CopyFormat.NONE
     gradient: GradientFormat = GradientFormat.FP32
     gradient_bytes: int = 0
@@ -133,6 +133,8 @@ class UpdateCommand:
     """Factor of bf16 gradients, fp32; others come multiplied."""
     delta: bool = False
     """Write the delta (nearflash.abi.delta) from the copy of p to that of the new p, in the place of the copy."""
+    master: MasterFormat = MasterFormat.FP32
+    """How p is stored. The weight of a split master is its copy: none is made beside it, unless for its delta."""
 
     def reads(self) -> dict[str, tuple[int, int]]:
         """Ranges read, by array: (address, bytes)."""
@@ -150,7 +152,11 @@ class UpdateCommand:
 
     def _state_bytes(self) -> dict[str, int]:
         state_format = self.rule.state_format
-        return {name: state_format.array_bytes(name, self.params) for name in ("p", *self.rule.arrays)}
+        return {name: state_format.array_bytes(name, self.params) for name in self._state_arrays}
+
+    @property
+    def _state_arrays(self) -> tuple[str, ...]:
+        return (*self.master.arrays, *self.rule.arrays)
 
     def check(self, config: KernelConfig) -> None:
         """Raise CommandError or AlignmentError where the kernel would refuse the command."""
@@ -160,6 +166,7 @@ class UpdateCommand:
             ("optimizer", self.rule.optimizer, config.optimizers),
             ("state_format", self.rule.state_format, config.state_formats),
             ("gradient", self.gradient.name.lower(), config.gradients),
+            ("master", self.master, config.masters),
         ):
             if value not in known:
                 raise CommandError(f"{name} must be {' or '.join(known)} on {config.full_name}, not {value}")
@@ -167,9 +174,14 @@ class UpdateCommand:
             raise CommandError(f"gradient_scale must be 1 but for bf16 gradients, not {self.gradient_scale!r}")
         self._check_delta(config)
         self._check_counts()
-        self._check_names("inputs", set(self.inputs), {"g", "p", *self.rule.arrays})
+        if self.master is MasterFormat.SPLIT and self.copy is not (CopyFormat.BF16 if self.delta else CopyFormat.NONE):
+            raise CommandError(
+                f"copy of a split master must be {'BF16 for a delta' if self.delta else 'NONE, as its weight is one'}, "
+                f"not {self.copy.name}"
+            )
+        self._check_names("inputs", set(self.inputs), {"g", *self._state_arrays})
         copy = {"copy"} if self.copy else set()
-        self._check_names("outputs", set(self.outputs) - ({"copy"} - copy), {"p", *self.rule.arrays, *copy})
+        self._check_names("outputs", set(self.outputs) - ({"copy"} - copy), {*self._state_arrays, *copy})
         for kind, ranges in (("read", self.reads()), ("write", self.writes())):
             for name, (address, _) in ranges.items():
                 multiple = self._alignment(name, config.port_bytes)
@@ -209,7 +221,7 @@ class UpdateCommand:
 
     def _alignment(self, array: str, port_bytes: int) -> int:
         """Bytes of narrow state that as many parameters take as a port's width of fp32 words."""
-        if array in self.rule.arrays:
+        if array in self._state_arrays:
             return max(1, self.rule.state_format.array_bytes(array, port_bytes // FP32.bytes))
         return port_bytes
 

@@ -14,7 +14,7 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.bitmap import RowFormat
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.nand import NandTiming
-from nearflash.abi.optimizers import OPTIMIZERS, StateFormat
+from nearflash.abi.optimizers import OPTIMIZERS, MasterFormat, StateFormat
 from nearflash.abi.registers import REGISTER_MAPS
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
 _Kind = TypeVar("_Kind", bound="KernelConfig")
 _PORT_WIDTHS_BITS = (64, 128, 256, 512)
 _STATE_FORMATS = tuple(map(str, StateFormat))
+_MASTER_FORMATS = tuple(map(str, MasterFormat))
 _ROW_FORMATS = tuple(form.name.lower() for form in RowFormat)
 _LONGEST_ROW = (1 << 32) - 512
 _SLC = NandTiming(read_ns=4_000, program_ns=75_000, erase_ns=1_000_000, cache_busy_ns=500,
@@ -110,6 +111,8 @@ class UpdateConfig(KernelConfig):
     """Formats of gradients that it reads."""
     delta: bool = field(default=False, metadata={"later": True})
     """Whether it can write what a step changes in the place of the low-precision copy (nearflash.abi.delta)."""
+    masters: tuple[str, ...] = field(default=_MASTER_FORMATS[:1], metadata={"later": True})
+    """Formats of p that it reads and writes."""
     kernel: str = "update"
 
     def __post_init__(self) -> None:
@@ -128,6 +131,8 @@ class UpdateConfig(KernelConfig):
                           "fp32, and topk with up to 4 lanes"),
             "delta": (not self.delta or self.gradients == SOFTWARE_GRADIENTS
                       or (self.port_bits == 64 and self.lanes <= 4), "False but for ports of 64 bits"),
+            "masters": (self.masters == _MASTER_FORMATS[:1] or self.gradients == SOFTWARE_GRADIENTS,
+                        "fp32 in hardware"),
         })  # fmt: skip
 
     @property
@@ -138,7 +143,7 @@ class UpdateConfig(KernelConfig):
     def in_software(self) -> "UpdateConfig":
         """Widen the build to what a device in software computes: every rule and every format, at the build's ports."""
         return replace(self, optimizers=OPTIMIZERS, state_formats=_STATE_FORMATS, gradients=SOFTWARE_GRADIENTS,
-                       delta=True)  # fmt: skip
+                       delta=True, masters=_MASTER_FORMATS)  # fmt: skip
 
 
 @dataclass(frozen=True)

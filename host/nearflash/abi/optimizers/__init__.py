@@ -5,7 +5,7 @@ from nearflash.abi.optimizers.adam import AdamStep
 from nearflash.abi.optimizers.base import OptimizerStep, Profile
 from nearflash.abi.optimizers.lion import LionStep
 from nearflash.abi.optimizers.sgd import SgdStep
-from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, MasterFormat, StateFormat
 
 __all__ = [
     "BLOCK_PARAMS",
@@ -13,6 +13,7 @@ __all__ = [
     "AdagradStep",
     "AdamStep",
     "LionStep",
+    "MasterFormat",
     "OptimizerStep",
     "Profile",
     "SgdStep",

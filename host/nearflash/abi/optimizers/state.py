@@ -1,4 +1,4 @@
-"""How m and v are stored: state formats, the block-wise 8-bit elements, and the dither of their rounding.
+"""How the state is stored: formats of m and v, the block-wise 8-bit elements, the dither of their rounding, the master.
 
 `mx8`: 32 neighbouring parameters share a scale byte s: the fp32 exponent field of their largest finite magnitude, or
 the element's `least_scale` where that is more. A code of exponent field e and mantissa f has the magnitude
@@ -10,22 +10,30 @@ Dither: a 16-bit number that is added below the last bit that stays, before the 
 parameters of the flat vector it is PATTERN(place in the tile) + KEY(step, array, tile) mod 2^16: over the steps it is
 uniform for each parameter, over a tile it is equally spaced, so that the errors of a tile nearly cancel.
 
+`split`: beside bf16 weights the fp32 master need not be stored as a whole. Its upper half is the weight, rounded to
+nearest with ties away from zero, weight = (p + 0x8000) >> 16, and its lower half is the rest, so that
+p = (weight << 16) + (rest as a signed number) mod 2^32: exact, also where the weight rounds to infinity. (Ties to even
+have no such inverse: 0x00008000 and 0x00018000 lie as far from 0x00010000, with the same rest.) A NaN keeps its bits
+where its lower half is zero; any other becomes the canonical one.
+
 Source: Open Compute Project, Microscaling Formats 1.0 (the scale and the elements' shape); docs/contracts/numerics.md.
 """
 
 from dataclasses import dataclass
 
-from nearflash.abi.formats import FP32
+from nearflash.abi.formats import BF16, FP32
 from nearflash.abi.python310 import StrEnum
 
 __all__ = [
     "BLOCK_PARAMS",
     "DITHER_BITS",
+    "HALVES",
     "MIX_SHIFTS",
     "MX8",
     "ROLES",
     "TILE_PARAMS",
     "BlockElement",
+    "MasterFormat",
     "StateFormat",
     "dither_key",
     "dither_pattern",
@@ -45,7 +53,7 @@ ROLES = {"m": 0, "v": 1}
 
 
 class StateFormat(StrEnum):
-    """How m and v are stored; parameters are fp32 always."""
+    """How m and v are stored."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -69,10 +77,29 @@ class StateFormat(StrEnum):
         return BLOCK_PARAMS if self is StateFormat.MX8 else 1
 
     def array_bytes(self, array: str, params: int) -> int:
-        """Bytes of `params` parameters' part of an array: p, m, v, m_scale or v_scale."""
+        """Bytes of `params` parameters' part of an array: p, weight, rest, m, v, m_scale or v_scale."""
         if array.endswith("_scale"):
             return -(-params // BLOCK_PARAMS)
+        if array in HALVES:
+            return params * BF16.bytes
         return params * (FP32.bytes if array == "p" else self.element_bytes)
+
+
+class MasterFormat(StrEnum):
+    """How p, the fp32 master of the parameters, is stored."""
+
+    FP32 = "fp32"
+    SPLIT = "split"
+    """Two arrays of 16 bits, HALVES, in the place of p."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays that hold p."""
+        return HALVES if self is MasterFormat.SPLIT else ("p",)
+
+
+HALVES = ("weight", "rest")
+"""Arrays of a split master: bf16 weights, and what p has beside them."""
 
 
 @dataclass(frozen=True)

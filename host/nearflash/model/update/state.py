@@ -1,4 +1,4 @@
-"""Reference of the narrow state formats.
+"""Reference of the narrow state formats, and of the split master.
 
 exp_avg and exp_avg_sq to bf16 or mx8 and back, with the dither of nearflash.abi.optimizers.state.
 
@@ -22,7 +22,7 @@ from nearflash.abi.optimizers.state import (
     dither_pattern,
 )
 
-__all__ = ["decode", "dither", "encode"]
+__all__ = ["decode", "dither", "encode", "join_master", "split_master"]
 
 F32: TypeAlias = NDArray[np.float32]
 NAN = 0x7FC00000
@@ -87,3 +87,17 @@ def decode(stored: list[NDArray[Any]], role: str, state_format: StateFormat) -> 
     if element.signed:
         values = np.where(codes >> 7, -values, values)
     return np.where(codes == element.not_a_number, np.uint32(NAN).view(np.float32), values).astype(np.float32)
+
+
+def split_master(words: NDArray[np.uint32]) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """The weight and the rest, (n,), of patterns of fp32 numbers, (n,)."""
+    bits = words.astype(np.int64)
+    bits = np.where((bits & 0x7FFFFFFF > 0x7F800000) & (bits & 0xFFFF > 0), NAN, bits)
+    return (bits + 0x8000 >> 16 & 0xFFFF).astype(np.uint16), (bits & 0xFFFF).astype(np.uint16)
+
+
+def join_master(weight: NDArray[np.uint16], rest: NDArray[np.uint16]) -> NDArray[np.uint32]:
+    """Patterns of the fp32 numbers of which `split_master` made these."""
+    low = rest.astype(np.int64)
+    low -= low >> 15 << 16
+    return ((weight.astype(np.int64) << 16) + low & 0xFFFFFFFF).astype(np.uint32)

@@ -10,7 +10,7 @@ import torch
 from nearflash.abi.delta import DeltaHeader
 from nearflash.abi.errors import CommandError, StreamError, WaitTimeoutError
 from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
-from nearflash.abi.optimizers import AdamStep, SgdStep
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, MasterFormat, Profile, SgdStep, StateFormat
 from nearflash.abi.topk import ValueFormat
 from nearflash.device import open_device
 from nearflash.device.backends.host import update
@@ -20,6 +20,7 @@ from nearflash.device.backends.host.topk import pack
 from nearflash.device.backends.host.update import THREADS, HostDevice
 from nearflash.device.backends.host.vector.lane import VectorLane
 from nearflash.device.memory import SimulatedMemory
+from nearflash.model.update.state import join_master, split_master
 
 PARAMS = THREADS * VectorLane.BLOCK_PARAMS + 5
 
@@ -247,3 +248,76 @@ def test_a_delta_for_other_words_is_refused():
         damaged = np.append(delta[:-1], delta[-1] ^ 1)
         with pytest.raises(StreamError, match="a delta must be as its header and checksums state"):
             apply_delta(damaged, [(0, words.ctypes.data, 64)])
+
+
+SPLIT_RULES = [
+    *(AdamStep(1e-3, 3, weight_decay=0.1, profile=profile, state_format=form)
+      for profile in Profile for form in StateFormat),
+    SgdStep(0.25, 3), SgdStep(0.1, 3, momentum=0.9), AdagradStep(0.1, 3), LionStep(1e-3, 3, state_format="mx8"),
+]  # fmt: skip
+
+
+def split_command(device, rule, params, delta=False):
+    """Numbers of all sizes, the largest and NaN too; state of zeros."""
+    rng = np.random.default_rng(params)
+    p = (rng.standard_normal(params) * 10.0 ** rng.uniform(-40, 38, params)).astype(np.float32)
+    p[:6] = np.uint32([0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0x7FC00001, 0x3F808000, 0x3F818000]).view(np.float32)
+    g = rng.standard_normal(params).astype(np.float32)
+    weight, rest = split_master(p.view(np.uint32))
+    addresses = {}
+    for name, array in {"g": g, "weight": weight, "rest": rest}.items():
+        addresses[name] = device.allocate(array.nbytes).address
+        device.memory.view(addresses[name], array.nbytes)[:] = array.view("u1")
+    state = {name: device.allocate(rule.state_format.array_bytes(name, params)).address for name in rule.arrays}
+    out = {name: addresses[name] for name in ("weight", "rest")} | state
+    copy = {"copy": device.allocate(8 * params + 4096).address} if delta else {}
+    copies = {"copy": CopyFormat.BF16, "delta": True} if delta else {}
+    return UpdateCommand(rule, params, addresses | state, out | copy, master=MasterFormat.SPLIT, **copies), p, g
+
+
+@pytest.mark.parametrize("rule", SPLIT_RULES, ids=str)
+def test_a_split_master_has_the_bits_of_one_in_fp32(rule):
+    """On both devices in software: every array that they write, and what they count; p joined is p in one piece."""
+    params = 8192 if rule.state_format is StateFormat.MX8 else 8187
+    written, counts = [], []
+    for name in ("host", "model"):
+        with open_device(f"{name}:update-tiny") as device:
+            command, p, g = split_command(device, rule, params)
+            counts.append(device.run(command).counters)
+            written.append({key: device.memory.view(*span).copy() for key, span in command.writes().items()})
+    for array, values in written[0].items():
+        np.testing.assert_array_equal(values, written[1][array], array)
+    assert counts[0] == counts[1] and counts[0]["copy_overflows"] > 0
+    expected = {"g": g, "p": p} | {key: np.zeros_like(written[0][key]) for key in rule.arrays}
+    expected = {key: array.view("<f4") if rule.state_format is StateFormat.FP32 else array.view(f"<u{size}")
+                for key, array in expected.items()
+                for size in [4 if key in "gp" else 1 if rule.state_format is StateFormat.MX8 else 2]
+                } | {"g": g, "p": p}  # fmt: skip
+    VectorLane(rule, CopyFormat.NONE).step(expected, {key: x for key, x in expected.items() if key != "g"})
+    joined = join_master(*(written[0][half].view("<u2") for half in ("weight", "rest")))
+    np.testing.assert_array_equal(joined, expected["p"].view(np.uint32))
+
+
+def test_the_delta_of_a_split_master_is_of_its_weights():
+    deltas = []
+    for name in ("host", "model"):
+        with open_device(f"{name}:update-tiny") as device:
+            command, p, _ = split_command(device, SgdStep(1e-6, 1), 20_000, delta=True)
+            device.run(command)
+            memory = device.memory.view(*command.writes()["copy"])
+            deltas.append(memory[: DeltaHeader.size_in(memory[:32].tobytes())].copy())
+            weights = split_master(p.view(np.uint32))[0]
+            assert (weights.view("u1") != device.memory.view(*command.writes()["weight"])).any()
+            apply_delta(deltas[-1], [(0, weights.ctypes.data, weights.size)])
+            np.testing.assert_array_equal(weights.view("u1"), device.memory.view(*command.writes()["weight"]))
+    np.testing.assert_array_equal(*deltas)
+
+
+def test_a_split_master_is_refused_where_it_means_nothing(host):
+    command, _, _ = split_command(host, SgdStep(0.1, 1), 64)
+    with pytest.raises(CommandError, match="master must be fp32 on update-tiny, not split"):
+        command.check(host.identity.config)
+    with pytest.raises(CommandError, match="copy of a split master must be NONE, as its weight is one, not FP16"):
+        host.run(replace(command, copy=CopyFormat.FP16))
+    with pytest.raises(CommandError, match="inputs must be addresses of g, p, not of g, rest, weight"):
+        host.run(replace(command, master=MasterFormat.FP32))

@@ -15,7 +15,7 @@ from nearflash.abi.errors import WaitTimeoutError
 from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, UpdateCommand
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
-from nearflash.abi.optimizers.state import BLOCK_PARAMS
+from nearflash.abi.optimizers.state import BLOCK_PARAMS, MasterFormat
 from nearflash.abi.python310 import Self
 from nearflash.abi.topk import TILE_PARAMS, ValueFormat
 from nearflash.device.backends.host.bf16 import bf16_values
@@ -122,7 +122,7 @@ class _Job:
                 self._gradient.set_exception(error)
         inputs = self._arrays(command.reads()) | {"g": self._gradient.result()}
         outputs = self._arrays(command.writes())
-        lane = VectorLane(command.rule, command.copy)
+        lane = VectorLane(command.rule, command.copy, command.master)
         nonfinite = overflows = 0
         for start, stop in self._left:  # shared: a thread that is held up takes fewer blocks
             if self._aborted.is_set():
@@ -131,11 +131,15 @@ class _Job:
             if command.gradient is GradientFormat.BF16:
                 part["g"] = _scale(part["g"], command.gradient_scale)
             target, old = _part(outputs, start, stop), None
-            if command.delta:
+            if command.delta and command.master is MasterFormat.SPLIT:
+                old = part["weight"].copy()
+                del target["copy"]
+            elif command.delta:
                 target["copy"], old = np.empty(stop - start, np.uint16), round_words(part["p"], command.copy)
             counts = lane.step(part, target, command.first_param + start)
             if old is not None:
-                self._tiles[start] = tiles_of(old, target["copy"], start // TILE_PARAMS)
+                new = target["weight" if command.master is MasterFormat.SPLIT else "copy"]
+                self._tiles[start] = tiles_of(old, new, start // TILE_PARAMS)
             nonfinite, overflows = nonfinite + counts[0], overflows + counts[1]
         return nonfinite, overflows
 
@@ -153,7 +157,7 @@ class _Job:
         return stream.view("<u2" if self.command.gradient is GradientFormat.BF16 else "<f4")
 
     def _arrays(self, ranges: dict[str, tuple[int, int]]) -> dict[str, NDArray[Any]]:
-        dtypes = {"copy": "<u2", "m_scale": "<u1", "v_scale": "<u1", "p": "<f4"}
+        dtypes = {"copy": "<u2", "weight": "<u2", "rest": "<u2", "m_scale": "<u1", "v_scale": "<u1", "p": "<f4"}
         state = {4: "<f4", 2: "<u2", 1: "<u1"}[self.command.rule.state_format.element_bytes]
         return {
             name: self._memory.view(*span).view(dtypes.get(name, state)) for name, span in ranges.items() if name != "g"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, UpdateCommand
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
-from nearflash.abi.optimizers import StateFormat
+from nearflash.abi.optimizers import MasterFormat, StateFormat
 from nearflash.abi.python310 import Self
 from nearflash.abi.topk import ValueFormat
 from nearflash.device.checked import port_beats
@@ -18,7 +18,7 @@ from nearflash.model.fp.mul import mul
 from nearflash.model.gradients.delta import delta_of
 from nearflash.model.gradients.topk import expand
 from nearflash.model.update.lane import low_precision, optimizer_step
-from nearflash.model.update.state import decode, dither, encode
+from nearflash.model.update.state import decode, dither, encode, join_master, split_master
 
 __all__ = ["ModelDevice"]
 
@@ -49,15 +49,23 @@ class ModelDevice(ImmediateDevice):
             g = mul(values, scale.view(np.uint32))[0].view(np.float32)
         else:
             g = arrays["g"].view("<f4")
-        new = optimizer_step(rule, g, arrays["p"].view("<f4"), **state, copy=command.copy)
+        split = command.master is MasterFormat.SPLIT
+        halves = [arrays[name].view("<u2") for name in command.master.arrays] if split else []
+        p = join_master(*halves).view(np.float32) if split else arrays["p"].view("<f4")
+        new = optimizer_step(rule, g, p, **state, copy=command.copy)
         results: dict[str, NDArray[Any] | None] = {"p": new.p, "copy": new.copy}
+        if split:
+            weight, rest = split_master(new.p.view(np.uint32))
+            results |= {"weight": weight, "rest": rest}
+            new.copy_overflows = int(np.count_nonzero((weight & 0x7FFF == 0x7F80) & np.isfinite(new.p)))
         for role in roles:
             dithers = dither(role, rule.step, command.first_param, command.params)
             parts = encode(new.state[role], role, rule.state_format, dithers)
             results |= zip((role, f"{role}_scale"), parts, strict=False)
         delta_bytes = None
         if command.delta:
-            results["copy"] = delta = _delta(command, arrays["p"].view("<f4"), new.copy)
+            before = (halves[0], weight) if split else (low_precision(p, command.copy)[0], new.copy)
+            results["copy"] = delta = _delta(command, *before)
             delta_bytes = delta.nbytes
         for name, (address, _) in command.writes().items():
             result = results[name]
@@ -73,10 +81,9 @@ class ModelDevice(ImmediateDevice):
         )
 
 
-def _delta(command: UpdateCommand, p: NDArray[np.float32], words: NDArray[np.uint16] | None) -> NDArray[np.uint8]:
+def _delta(command: UpdateCommand, old: NDArray[np.uint16], words: NDArray[np.uint16] | None) -> NDArray[np.uint8]:
     """Pack what changes from the copy of p to the new one."""
     assert words is not None, "a command without a copy is refused"
-    old = low_precision(p, command.copy)[0]
     text = delta_of(old.tolist(), words.tolist(), ValueFormat[command.copy.name])
     return np.frombuffer(text, np.uint8)
 

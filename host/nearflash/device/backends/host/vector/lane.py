@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.kernel.commands import CopyFormat
-from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, MasterFormat, OptimizerStep, Profile, SgdStep
 from nearflash.device.backends.host.vector.state import load_update_loops
 from nearflash.support.native import find_address
 
@@ -27,7 +27,7 @@ class _Rule(ctypes.Structure):
     """`Rule` of update.cpp."""
 
     _fields_ = (
-        *((name, _I32) for name in ("kind", "profile", "state_format", "copy_format", "step")),
+        *((name, _I32) for name in ("kind", "profile", "state_format", "copy_format", "master", "step")),
         *((name, _I32) for name in ("decoupled", "decays", "has_momentum", "nesterov")),
         *((name, _F32) for name in ("lr", "eps", "decay", "root", "beta1", "gain1", "beta2", "gain2")),
     )
@@ -39,7 +39,7 @@ class _Block(ctypes.Structure):
     _fields_ = (
         ("params", _I64),
         ("first_param", _I64),
-        *((name, _ADDRESS) for name in ("g", "p", "m", "v", "m_scale", "v_scale", "copy")),
+        *((name, _ADDRESS) for name in ("g", "p", "m", "v", "m_scale", "v_scale", "copy", "weight", "rest")),
     )
 
 
@@ -55,12 +55,13 @@ class VectorLane:
     BLOCK_PARAMS = 1 << 18
     """Most parameters a call: shorter calls spend their time in Python (2^16: a third), longer ones never stop."""
 
-    def __init__(self, rule: OptimizerStep, copy: CopyFormat) -> None:
+    def __init__(self, rule: OptimizerStep, copy: CopyFormat, master: MasterFormat = MasterFormat.FP32) -> None:
         self._rule = _Rule(
             **_scalars(rule),
             profile=tuple(Profile).index(rule.profile),
             state_format=rule.state_format.code,
             copy_format=tuple(CopyFormat).index(copy),
+            master=tuple(MasterFormat).index(master),
             step=rule.step,
             decays=bool(rule.weight_decay),
         )
@@ -69,9 +70,10 @@ class VectorLane:
     def step(self, inputs: Arrays, outputs: Arrays, first_param: int = 0) -> tuple[int, int]:
         """Update a block of n parameters of the flat vector, from its `first_param` on.
 
-        inputs: g and p, fp32, (n,), and the rule's arrays in its state format. outputs: p, the arrays, and `copy`,
-        uint16, (n,), where there is one; an output may be the same array as an input. All are contiguous. Returns the
-        numbers of non-finite gradients and of finite parameters whose copy is infinite.
+        inputs: g and p, fp32, (n,), or the halves of p, uint16, and the rule's arrays in its state format. outputs: all
+        but g, and `copy`, uint16, (n,), where there is one; an output may be the same array as an input. All are
+        contiguous. Returns the numbers of non-finite gradients and of finite parameters whose copy (or weight) is
+        infinite.
         """
         inputs = _apart(inputs, outputs)
         g, counts = inputs["g"], _Counts()

@@ -17,6 +17,7 @@ enum Kind : int32_t { ADAM, SGD, ADAGRAD, LION };
 enum Profile : int32_t { IEEE, TORCH_FUSED, DEEPSPEED };
 enum StateFormat : int32_t { STATE_FP32, STATE_BF16, STATE_MX8 };
 enum CopyFormat : int32_t { NO_COPY, COPY_FP16, COPY_BF16 };
+enum MasterFormat : int32_t { MASTER_FP32, MASTER_SPLIT };
 enum Role : int32_t { M, V };
 
 // One step of one rule; what it has no scalar for is 0.
@@ -25,6 +26,7 @@ struct Rule {
     Profile profile;
     StateFormat state_format;
     CopyFormat copy_format;
+    MasterFormat master;
     uint32_t step;
     int32_t decoupled, decays, has_momentum, nesterov;
     float lr, eps, decay;
@@ -39,7 +41,7 @@ struct Block {
     float *p;
     void *m, *v;
     uint8_t *m_scale, *v_scale;
-    uint16_t *copy;
+    uint16_t *copy, *weight, *rest;
 };
 
 struct Counts {
@@ -139,27 +141,40 @@ inline int64_t sum_of(I32 x) {
     return sum;
 }
 
-// Some parameters in fp32; m, v and copy may lack.
+// Some parameters in fp32, but for a split master; m, v and copy may lack, and p or its halves do.
 struct Wide {
     const float *g;
     float *p, *m, *v;
-    uint16_t *copy;
+    uint16_t *copy, *weight, *rest;
 };
+
+// Split masters (nearflash.abi.optimizers.state). NaN to split are canonical.
+inline F32 join(U16 weight, U16 rest) {
+    const I32 low = widen(rest) << 16 >> 16;
+    return number_of((I32)(((Vector<uint32_t>)widen(weight) << 16) + (Vector<uint32_t>)low));
+}
+inline U16 weight_of(F32 p) { return words_of((I32)(((Vector<uint32_t>)p + 0x8000) >> 16)); }
+inline U16 rest_of(F32 p) { return words_of(bits_of(p)); }
 
 // The vector at place i: new numbers in place, and in the counts -1 for each lane that counts.
 template <class Order> inline void update_vector(const Rule &rule, const Wide &x, int64_t i, I32 &nonfinite, I32 &overflows) {
-    Params now{load<F32>(x.g + i), load<F32>(x.p + i), {}, {}};
+    const bool is_split = rule.master == MASTER_SPLIT;
+    Params now{load<F32>(x.g + i), {}, {}, {}};
+    now.p = is_split ? join(load<U16>(x.weight + i), load<U16>(x.rest + i)) : load<F32>(x.p + i);
     if constexpr (Order::has_m) now.m = load<F32>(x.m + i);
     if constexpr (Order::has_v) now.v = load<F32>(x.v + i);
     nonfinite += (bits_of(now.g) & MAGNITUDE_BITS) >= INFINITY_BITS;
     Order::update(rule, now);
     const F32 p = with_one_nan(now.p);
-    store(x.p + i, p);
+    if (is_split)
+        store(x.weight + i, weight_of(p)), store(x.rest + i, rest_of(p));
+    else
+        store(x.p + i, p);
     if constexpr (Order::has_m) store(x.m + i, with_one_nan(now.m));
     if constexpr (Order::has_v) store(x.v + i, with_one_nan(now.v));
-    if (rule.copy_format == NO_COPY) return;
+    if (rule.copy_format == NO_COPY && !is_split) return;
     const bool is_fp16 = rule.copy_format == COPY_FP16;
-    store(x.copy + i, is_fp16 ? fp16_patterns(p) : bf16_patterns(p));
+    if (!is_split) store(x.copy + i, is_fp16 ? fp16_patterns(p) : bf16_patterns(p));
     const I32 magnitude = bits_of(p) & MAGNITUDE_BITS;
     const int32_t least_overflow = is_fp16 ? 0x477FF000 : 0x7F7F8000;
     overflows += (magnitude >= least_overflow) & (magnitude < INFINITY_BITS);
@@ -176,12 +191,19 @@ template <class Order> void update_wide(const Rule &given, const Wide &arrays, i
     for (int64_t i = 0; i < whole; i += LANES) update_vector<Order>(rule, x, i, nonfinite, overflows);
     if (rest) {
         float g[LANES]{}, p[LANES]{}, m[LANES]{}, v[LANES]{};
-        uint16_t copy[LANES];
-        copy_some(g, x.g + whole, rest), copy_some(p, x.p + whole, rest);
+        uint16_t copy[LANES], weight[LANES]{}, low[LANES]{};
+        copy_some(g, x.g + whole, rest);
+        if (rule.master == MASTER_SPLIT)
+            copy_some(weight, x.weight + whole, rest), copy_some(low, x.rest + whole, rest);
+        else
+            copy_some(p, x.p + whole, rest);
         if (Order::has_m) copy_some(m, x.m + whole, rest);
         if (Order::has_v) copy_some(v, x.v + whole, rest);
-        update_vector<Order>(rule, {g, p, m, v, copy}, 0, nonfinite, overflows);
-        copy_some(x.p + whole, p, rest);
+        update_vector<Order>(rule, {g, p, m, v, copy, weight, low}, 0, nonfinite, overflows);
+        if (rule.master == MASTER_SPLIT)
+            copy_some(x.weight + whole, weight, rest), copy_some(x.rest + whole, low, rest);
+        else
+            copy_some(x.p + whole, p, rest);
         if (Order::has_m) copy_some(x.m + whole, m, rest);
         if (Order::has_v) copy_some(x.v + whole, v, rest);
         if (rule.copy_format != NO_COPY) copy_some(x.copy + whole, copy, rest);
@@ -361,7 +383,7 @@ void encode_state(const Stored *stored, int64_t params, const float *values, uin
 
 void update_block(const Rule *rule, const Block *block, Counts *counts) {
     const Update update = update_of(*rule);
-    const Wide all{block->g, block->p, (float *)block->m, (float *)block->v, block->copy};
+    const Wide all{block->g, block->p, (float *)block->m, (float *)block->v, block->copy, block->weight, block->rest};
     *counts = {};
     if (rule->state_format == STATE_FP32) return update(*rule, all, block->params, *counts);
     float wide_m[PART_PARAMS], wide_v[PART_PARAMS];
@@ -369,7 +391,9 @@ void update_block(const Rule *rule, const Block *block, Counts *counts) {
     for_parts(block->params, block->first_param, [&](int64_t place, int64_t params) {
         if (m.elements) decode(m, place, params, wide_m);
         if (v.elements) decode(v, place, params, wide_v);
-        update(*rule, {all.g + place, all.p + place, wide_m, wide_v, all.copy + place}, params, *counts);
+        const Wide part{all.g + place,    all.p + place,      wide_m,          wide_v,
+                        all.copy + place, all.weight + place, all.rest + place};
+        update(*rule, part, params, *counts);
         if (m.elements) encode(m, place, params, wide_m, rule->step, block->first_param + place);
         if (v.elements) encode(v, place, params, wide_v, rule->step, block->first_param + place);
     });
