@@ -402,6 +402,7 @@ class _Source:
             for piece in state.flat.pieces(extent.start, extent.stop):
                 if (out := inside.get(piece.tensor)) is not None:
                     from_extent = masters[piece.position - extent.start :][: piece.length]
+                    from_extent = state.flat.rounded(from_extent, out.dtype)
                     out[piece.first : piece.first + piece.length].copy_(from_extent)
 
         extents = state.flat.extents_of(inside)

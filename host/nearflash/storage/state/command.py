@@ -115,7 +115,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         damage = store.verify()
         for message in damage:
             print(f"DAMAGED {message}")
-        count = len(store.manifest.arrays) * len(store.manifest.extents)
+        count = len(store.manifest.stored) * len(store.manifest.extents)
         print(f"step {store.steps}: {count - len(damage)} of {count} extents of arrays are valid")
     return 1 if damage else 0
 

@@ -30,7 +30,7 @@ class StateLayout:
     @cached_property
     def table_bytes(self) -> int:
         """Room for the table of one step: 12 characters a slot and checksum, up to 12 a tensor's step count."""
-        checksums = sum(2 * len(array.name) + 16 + 12 * len(self.extents) for array in self.manifest.arrays)
+        checksums = sum(2 * len(array.name) + 16 + 12 * len(self.extents) for array in self.manifest.stored)
         longest = 256 + checksums + 12 * len(self.manifest.tensors) + METADATA_BYTES
         return -(-longest // BLOCK_BYTES) * BLOCK_BYTES
 
@@ -50,7 +50,7 @@ class StateLayout:
     def array_offset(self, slot: int, array: str, extent: Extent) -> int:
         """Byte offset of an extent of an array in slot 0 or 1."""
         before = 0
-        for stored in self.manifest.arrays:
+        for stored in self.manifest.stored:
             if stored.name == array:
                 break
             before += stored.extent_bytes(extent)
@@ -73,4 +73,4 @@ class StateLayout:
         return self.table_offset(0) + 2 * self.table_bytes + slot * self._slot_bytes
 
     def _record_bytes(self, extent: Extent) -> int:
-        return sum(array.extent_bytes(extent) for array in self.manifest.arrays)
+        return sum(array.extent_bytes(extent) for array in self.manifest.stored)

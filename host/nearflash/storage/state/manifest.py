@@ -6,13 +6,14 @@ the optimizer's profiles equal torch, 32 share a scale in 8-bit arrays. The vect
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Self
 
 from nearflash.abi.errors import AlignmentError, StateError
-from nearflash.abi.formats import FP32
+from nearflash.abi.formats import BF16, FP32
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.support.tables import TableReader, at_least_zero
 
@@ -98,13 +99,20 @@ ADAM_ARRAYS = (StateArray("p"), StateArray("m", torch_name="exp_avg"), StateArra
 """Master parameters, first and second moments, all fp32."""
 
 
+_HALVES = tuple(StateArray(name, BF16.bytes) for name in MasterFormat.SPLIT.arrays)
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """Tensors in order, extent length in parameters (a multiple of 1024) and stored arrays, p first. Use `pack`."""
+    """Tensors in order, extent length in parameters (a multiple of 1024) and arrays, p first. Use `pack`.
+
+    `arrays` are what a state is of, fp32 masters always; `stored` are what its files hold of them.
+    """
 
     tensors: tuple[TensorEntry, ...]
     extent_params: int
     arrays: tuple[StateArray, ...] = ADAM_ARRAYS
+    master: MasterFormat = MasterFormat.FP32
 
     @classmethod
     def pack(
@@ -112,6 +120,7 @@ class Manifest:
         tensors: Iterable[tuple[str, tuple[int, ...], str]],
         extent_params: int,
         arrays: Iterable[StateArray] = ADAM_ARRAYS,
+        master: MasterFormat = MasterFormat.FP32,
     ) -> Self:
         """Lay out (name, shape, dtype) one after another. Raises AlignmentError, StateError."""
         if extent_params <= 0 or extent_params % EXTENT_ALIGNMENT:
@@ -121,7 +130,7 @@ class Manifest:
         entries: list[TensorEntry] = []
         for name, shape, dtype in tensors:
             entries.append(TensorEntry(name, tuple(shape), dtype, entries[-1].stop if entries else 0))
-        return cls(tuple(entries), extent_params, _check_arrays(tuple(arrays)))
+        return cls(tuple(entries), extent_params, _check_arrays(tuple(arrays)), master)
 
     @property
     def params(self) -> int:
@@ -136,10 +145,19 @@ class Manifest:
 
     @cached_property
     def _by_name(self) -> dict[str, StateArray]:
-        return {array.name: array for array in self.arrays}
+        return {array.name: array for array in (*self.arrays, *self.stored)}
+
+    @cached_property
+    def stored(self) -> tuple[StateArray, ...]:
+        """The arrays of the files: those of the state, but the halves of a split master in the place of p."""
+        return (*_HALVES, *self.arrays[1:]) if self.master is MasterFormat.SPLIT else self.arrays
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The stored arrays that hold an array."""
+        return self.master.arrays if name == "p" else (name,)
 
     def array(self, name: str) -> StateArray:
-        """The stored array of that name. Raises StateError where there is none."""
+        """The array of that name, of the state or of its files. Raises StateError where there is none."""
         if name not in self._by_name:
             raise StateError(f"array must be one of {', '.join(self._by_name)}, not {name!r}")
         return self._by_name[name]
@@ -158,6 +176,8 @@ class Manifest:
             return f"{len(self.tensors)} tensors, not {len(other.tensors)}"
         if self.extent_params != other.extent_params:
             return f"extents of {self.extent_params} parameters, not {other.extent_params}"
+        if self.master != other.master:
+            return f"master {self.master}, not {other.master}"
         for stored, wanted in zip(self.arrays, other.arrays, strict=False):
             if stored != wanted:
                 return f"array {stored}, not {wanted}"
@@ -167,16 +187,23 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the state file, as JSON gives them back."""
-        body: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        body: dict[str, Any] = json.loads(json.dumps(asdict(replace(self, arrays=self.stored))))
+        del body["master"]  # its arrays tell
         return body
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Self:
         """Inverse of `to_json`. Raises StateError for what `pack` does not give."""
-        stored = TableReader(StateError, at_least_zero, complete=True).parse(cls, body, "manifest")
+        if "master" in body:
+            raise StateError("a manifest must have no master: its arrays tell")
+        reader = TableReader(StateError, at_least_zero, complete=True)
+        stored = reader.parse(cls, {**body, "master": MasterFormat.FP32}, "manifest")
+        split = stored.arrays[: len(_HALVES)] == _HALVES
+        arrays = (StateArray("p"), *stored.arrays[len(_HALVES) :]) if split else stored.arrays
         try:
             entries = [(entry.name, entry.shape, entry.dtype) for entry in stored.tensors]
-            packed = cls.pack(entries, stored.extent_params, stored.arrays)
+            master = MasterFormat.SPLIT if split else MasterFormat.FP32
+            packed = cls.pack(entries, stored.extent_params, arrays, master)
         except AlignmentError as error:
             raise StateError(f"a manifest must describe a state: {error}") from error
         if packed.tensors != stored.tensors:
@@ -189,7 +216,7 @@ def _check_arrays(arrays: tuple[StateArray, ...]) -> tuple[StateArray, ...]:
     first = StateArray("p")
     if not arrays or arrays[0] != first:
         raise StateError(f"arrays must begin with {first}, not {arrays[:1]}")
-    if len(set(names)) < len(names):
+    if len(set(names)) < len(names) or not set(names).isdisjoint(MasterFormat.SPLIT.arrays):
         raise StateError(f"arrays must have different names, not {names}")
     for array in arrays:
         per_element = array.params_per_element

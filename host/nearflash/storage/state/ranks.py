@@ -125,7 +125,7 @@ class ShardedState:
                     f"{array.params_per_element} parameters: resume on {len(self.stores)} ranks, and hand "
                     "full_state_dict() to load_full_state_dict()"
                 )
-        manifest = Manifest.pack(entries, first.manifest.extent_params, first.manifest.arrays)
+        manifest = Manifest.pack(entries, first.manifest.extent_params, first.manifest.arrays, first.manifest.master)
         held: dict[str, tuple[str, NDArray[np.uint8]]] = {}
 
         def fill(name: str, extent: Extent, memory: NDArray[np.uint8]) -> None:

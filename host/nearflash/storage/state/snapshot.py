@@ -98,7 +98,7 @@ def _copy(file: StateFile, path: Path) -> None:
     new = StateFile.create(path, file.manifest, file.stripe, file.index, direct=file.direct)
     try:
         for extent in file.layout.extents:
-            for array in file.manifest.arrays:
+            for array in file.manifest.stored:
                 memory = reuse_buffer(array.extent_bytes(extent))
                 file.read(array.name, extent, memory)
                 new.write(version.stamp.step, array.name, extent, memory)

@@ -24,6 +24,7 @@ from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.sealed import seal, unseal
 from nearflash.storage.state.layout import StateLayout
 from nearflash.storage.state.manifest import Extent, Manifest
+from nearflash.storage.state.master import join_master, split_master
 from nearflash.storage.state.metadata import decode_metadata
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
@@ -209,8 +210,18 @@ class StateFile:
     # Extents
 
     def read(self, array: str, extent: Extent, memory: NDArray[np.uint8], version: Version | None = None) -> None:
-        """Fill `memory` (aligned, the extent's bytes) from the step, or from another version. Raises StateError."""
+        """Fill `memory` (aligned, the extent's bytes) from the step, or from another version. Raises StateError.
+
+        A split master is read in its halves, and joined.
+        """
         self._check_length(array, extent, memory)
+        if (parts := self.manifest.parts(array)) != (array,):
+            halves = {part: reuse_buffer(self.manifest.array(part).extent_bytes(extent)) for part in parts}
+            for part, half in halves.items():
+                self.read(part, extent, half, version)
+            words = {part: half.view(np.uint16)[: extent.params] for part, half in halves.items()}
+            join_master(words, memory.view(np.float32))
+            return
         version = version or self.version
         placed = version.extents[array, extent.index]
         offset = self.layout.array_offset(placed.slot, array, extent)
@@ -222,9 +233,21 @@ class StateFile:
                 "restore the file from a copy"
             )
 
+    def holds(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> bool:
+        """Whether `memory` is what the step has of a stored array, by its checksum; reads nothing."""
+        self._check_length(array, extent, memory)
+        return crc32c(memory) == self.version.extents[array, extent.index].crc32c
+
     def write(self, step: int, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         """Write `memory` for `step` into the slot that reads do not see. Raises StateError."""
         self._check_length(array, extent, memory)
+        if self.manifest.parts(array) != (array,):
+            for part, words in split_master(memory.view(np.float32)).items():
+                half = reuse_buffer(self.manifest.array(part).extent_bytes(extent))
+                half[words.nbytes :] = 0
+                half[: words.nbytes] = words.view(np.uint8)
+                self.write(step, part, extent, half)
+            return
         slot = step % 2 if self._version is None else 1 - self._version.extents[array, extent.index].slot
         self._file.write(self.layout.array_offset(slot, array, extent), memory)
         self._written[array, extent.index] = Placed(slot, crc32c(memory))
@@ -233,7 +256,8 @@ class StateFile:
         """How many of these that lie in this file were not written since the last commit or `discard`."""
         mine = {extent.index for extent in self.layout.extents}
         return sum((array, extent.index) not in self._written
-                   for extent in extents if extent.index in mine for array in arrays)  # fmt: skip
+                   for extent in extents if extent.index in mine
+                   for name in arrays for array in self.manifest.parts(name))  # fmt: skip
 
     def discard(self) -> None:
         """Forget what was written since the last commit."""
@@ -243,7 +267,7 @@ class StateFile:
         """Read everything of the step, or of another version; one message for each damaged extent."""
         messages = []
         for extent in self.layout.extents:
-            for array in self.manifest.arrays:
+            for array in self.manifest.stored:
                 try:
                     self.read(array.name, extent, reuse_buffer(array.extent_bytes(extent)), version)
                 except StateError as error:
@@ -257,7 +281,7 @@ class StateFile:
 
         After a StateError from here nothing is lost.
         """
-        names, indices = [array.name for array in self.manifest.arrays], [e.index for e in self.layout.extents]
+        names, indices = [array.name for array in self.manifest.stored], [e.index for e in self.layout.extents]
         extents = (dict(self._version.extents) if self._version else {}) | self._written
         slots = {name: "".join(str(extents[name, index].slot) for index in indices) for name in names}
         checksums = {name: [extents[name, index].crc32c for index in indices] for name in names}
@@ -324,7 +348,7 @@ class StateFile:
         check_integers(f"tensor_steps in {what}", steps)
         decode_metadata(metadata)
         counts = [len(check_integers(f"checksums in {what}", column)) for column in columns.values()]
-        names = [array.name for array in self.manifest.arrays]
+        names = [array.name for array in self.manifest.stored]
         placed = all(type(column) is str and len(column) == len(self.layout.extents) and not column.strip("01")
                      for column in slots.values())  # fmt: skip
         if len(steps) != len(self.manifest.tensors) or sorted(columns) != sorted(names) or (

@@ -249,6 +249,10 @@ class StateStore:
         """Fill `memory` (page aligned, `array.extent_bytes(extent)`) with what is committed. Raises StateError."""
         self._files[self.device_of(extent)].read(array, extent, memory)
 
+    def holds(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> bool:
+        """Whether `memory` is what is committed of a stored array, by its checksum; reads nothing."""
+        return self._files[self.device_of(extent)].holds(array, extent, memory)
+
     def read_array(self, array: str) -> NDArray[Any]:
         """A whole committed array without the padding of its extents: fp32, else unsigned words. Raises StateError."""
         stored = self.manifest.array(array)

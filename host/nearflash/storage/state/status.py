@@ -53,7 +53,7 @@ class StateStatus:
             tensors=len(manifest.tensors),
             params=sum(tensor.params for tensor in manifest.tensors),
             updates=(min(steps, default=0), max(steps, default=0)),
-            arrays=manifest.arrays,
+            arrays=manifest.stored,
             files=tuple(
                 FileStatus(path, path.stat().st_size, len(store.extents_of(index)))
                 for index, path in enumerate(store.paths)

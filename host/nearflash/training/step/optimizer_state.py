@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.errors import LostStepWarning, NearflashError, StateError, StorageFullError
+from nearflash.abi.errors import CommandError, LostStepWarning, NearflashError, StateError, StorageFullError
 from nearflash.abi.kernel.commands import CopyFormat
-from nearflash.abi.optimizers import BLOCK_PARAMS, OptimizerStep, StateFormat
+from nearflash.abi.kernel.config import UpdateConfig
+from nearflash.abi.optimizers import BLOCK_PARAMS, MasterFormat, OptimizerStep, StateFormat
 from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
@@ -42,7 +43,7 @@ from nearflash.training.step.schedule import Schedule, Step
 from nearflash.training.step.scratch import GradientScratch
 from nearflash.training.step.settings import StepSettings
 from nearflash.training.step.streamed import is_streamed
-from nearflash.training.step.transfer import HOST_ARRAYS
+from nearflash.training.step.transfer import HOST_ARRAYS, build_of
 
 __all__ = ["RESERVED", "OptimizerState", "arrays_of", "join_arrays"]
 
@@ -339,7 +340,7 @@ class OptimizerState:
 
     def _check_room(self, flat: FlatParameters) -> None:
         manifest, ratio = flat.manifest, self.store.stripe_ratio
-        slot = sum(array.extent_bytes(extent) for array in manifest.arrays for extent in manifest.extents)
+        slot = sum(array.extent_bytes(extent) for array in manifest.stored for extent in manifest.extents)
         for path, part in zip(self.store.paths, ratio, strict=True):
             need = 2 * slot * part // sum(ratio)  # two slots
             free_bytes = shutil.disk_usage(path.parent).free + path.stat().st_size
@@ -404,6 +405,13 @@ class OptimizerState:
             self._held.callback(self.scratch.close)
         opened = self._held.enter_context
         devices = [opened(open_device(one, "update")) if isinstance(one, str) else one for one in settings.devices]
+        for device in devices:
+            build, master = build_of(device), MasterFormat(settings.master)
+            if isinstance(build, UpdateConfig) and master not in build.masters:
+                raise CommandError(
+                    f"master must be {' or '.join(build.masters)} on {build.full_name}, not {master}; the devices host "
+                    "and model, in software, have every format"
+                )
         self._device_of = dict(zip(self._paths, devices, strict=True))
 
     def give_back(self) -> None:
@@ -419,8 +427,9 @@ class OptimizerState:
         self, groups: Sequence[dict[str, Any]], extent_params: int, stored: Collection[str] = ()
     ) -> FlatParameters:
         flat = FlatParameters(
-            groups, self._settings.copy_format, extent_params, self._arrays, stored, staged=self._settings.speculates
-        )
+            groups, self._settings.copy_format, extent_params, self._arrays, stored, staged=self._settings.speculates,
+            master=MasterFormat(self._settings.master),
+        )  # fmt: skip
         flat.scratch = self.scratch
         return flat
 
@@ -445,6 +454,11 @@ class OptimizerState:
                 raise StateError(f'resume="exact" must find the newest step: {lost}') from lost
         with contextlib.ExitStack() as on_error:
             on_error.callback(store.close)
+            if store.manifest.master != self._settings.master:
+                raise StateError(
+                    f"master must be {str(store.manifest.master)!r} as in {self._paths[0]}, not "
+                    f"{str(self._settings.master)!r}; pass that, or construct a new optimizer on another path"
+                )
             stored = {entry.name for entry in store.manifest.tensors}
             self.flat = self._flatten(groups, store.manifest.extent_params, stored)
             if difference := store.manifest.difference(self.flat.manifest):
@@ -490,7 +504,10 @@ class OptimizerState:
             params = self.store.manifest.extent_params
             stream_bytes = longest_stream_bytes(params, params, settings.compression.wire_format)
             self._load_residual()
-        return Schedule(self.store, devices, report.traffic, report.timeline, settings.resident_bytes, stream_bytes)
+        return Schedule(
+            self.store, devices, report.traffic, report.timeline, settings.resident_bytes, stream_bytes,
+            self.flat.put_weights,
+        )  # fmt: skip
 
     def _load_residual(self) -> None:
         if self._compressor is not None:

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import CommandError, FormatError, ShapeError
 from nearflash.abi.kernel.commands import CopyFormat
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.abi.topk import ValueFormat
 from nearflash.device.backends.host.delta import apply_delta, delta_of
 from nearflash.storage import Extent, Manifest, StateArray, TensorEntry
+from nearflash.storage.state.master import round_master
 from nearflash.training.step.fingerprint import (
     MODULUS,
     GradientFingerprints,
@@ -132,11 +134,12 @@ class FlatParameters:
         stored: Collection[str] = (),
         *,
         staged: bool = False,
+        master: MasterFormat = MasterFormat.FP32,
     ) -> None:
         """stored: names of tensors that have state, though they may be frozen. staged: tensors stay until `publish`.
 
         Raises FormatError for a tensor that has no memory to write to or a dtype that is neither fp32 nor the copy's,
-        CommandError for shared memory, ShapeError where there is no element at all.
+        with a split master for all but bf16, CommandError for shared memory, ShapeError where there is no element.
         """
         every = Member.of(groups)
         self.waiting = [member for member in every if not member.wants_state and member.name not in stored]
@@ -147,16 +150,21 @@ class FlatParameters:
         self.group_of: list[int] = [member.group for member in self.members]
         names = [member.name for member in self.members]
         dtypes = [dtype for dtype, own in COPY_OF.items() if copy is None or own in (CopyFormat.NONE, copy)]
+        split = master is MasterFormat.SPLIT
+        dtypes = [torch.bfloat16] if split else dtypes
         for name, tensor in zip(names, self.tensors, strict=True):
             check_parameter(name, tensor)
             if tensor.dtype not in dtypes:
                 allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-                raise FormatError(f"parameter {name!r} must be {allowed}, not {dtype_name(tensor)}")
+                hint = ', as its master is split: freeze it, or choose master="fp32"' if split else ""
+                raise FormatError(f"parameter {name!r} must be {allowed}, not {dtype_name(tensor)}{hint}")
         if not self.waiting and not any(tensor.numel() for tensor in self.tensors):
             raise ShapeError("the parameters must have at least one element, not none; pass trainable tensors")
         _reject_shared(names, self.tensors)
         described = zip(names, self.tensors, strict=True)
-        self.manifest = Manifest.pack([(n, tuple(t.shape), dtype_name(t)) for n, t in described], extent_params, arrays)
+        self.manifest = Manifest.pack(
+            [(n, tuple(t.shape), dtype_name(t)) for n, t in described], extent_params, arrays, master
+        )
         self._starts = [entry.start for entry in self.manifest.tensors]
         self._stops = [entry.stop for entry in self.manifest.tensors]
         self.scratch: StoredGradients | None = None
@@ -305,7 +313,7 @@ class FlatParameters:
             if is_streamed(self.tensors[piece.tensor]):
                 continue
             values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length].cpu()
-            if not torch.equal(values, given[piece.position - start :][: piece.length].to(values.dtype)):
+            if not torch.equal(values, self.rounded(given[piece.position - start :][: piece.length], values.dtype)):
                 return False
         return True
 
@@ -316,7 +324,32 @@ class FlatParameters:
             if piece.tensor in tensors:
                 values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length].cpu()
                 master = target[piece.position - extent.start :][: piece.length]
-                master.copy_(torch.where(master.to(values.dtype) == values, master, values.float()))
+                rounded = self.rounded(master, values.dtype)
+                master.copy_(torch.where(rounded == values, master, values.float()))
+
+    def put_weights(self, extent: Extent, out: NDArray[np.uint8]) -> bool:
+        """Write the bf16 weights of a split master, as the tensors hold them, into `out`; the rest becomes zero.
+
+        False where a tensor does not hold its values: then `out` is of no use.
+        """
+        words = out.view(np.int16)
+        target = torch.from_numpy(words).view(torch.bfloat16)
+        for piece, at in self._places(extent.start, extent.stop, words):
+            tensor = self.tensors[piece.tensor]
+            if is_streamed(tensor):
+                return False
+            into, length = target[at : at + piece.length], piece.length * tensor.element_size()
+            if is_plain(tensor):
+                copy_all([(into.data_ptr(), tensor.data_ptr() + piece.first * tensor.element_size(), length)])
+            else:
+                into.copy_(tensor.detach().reshape(-1)[piece.first : piece.first + piece.length])
+        return True
+
+    def rounded(self, masters: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What tensors of a dtype hold of fp32 masters, (n,), contiguous in host memory."""
+        if self.manifest.master is not MasterFormat.SPLIT:
+            return masters.to(dtype)
+        return torch.from_numpy(round_master(masters.numpy()).view(np.int16)).view(dtype)
 
     # To the tensors
 
@@ -340,6 +373,8 @@ class FlatParameters:
         tensors' present values, are taken while the values are in the cache.
         """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
+        if copy is CopyFormat.NONE and self.manifest.master is MasterFormat.SPLIT:
+            values = self.rounded(values, torch.bfloat16)
         for piece in self.pieces(start, stop):
             if is_streamed(self.tensors[piece.tensor]):  # its values are the store's
                 continue

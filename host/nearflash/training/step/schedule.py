@@ -26,7 +26,7 @@ from nearflash.support.queues import WorkQueue
 from nearflash.support.timeline import Timeline
 from nearflash.training.step.stalls import Stalls
 from nearflash.training.step.traffic import Traffic
-from nearflash.training.step.transfer import Slot, Transfer
+from nearflash.training.step.transfer import PutWeights, Slot, Transfer
 
 __all__ = ["SLOTS", "Schedule", "Step"]
 
@@ -54,17 +54,18 @@ class Schedule:
         timeline: Timeline,
         resident_bytes: int,
         stream_bytes: int,
+        put_weights: PutWeights,
     ) -> None:
         """resident_bytes: of device memory, over all devices, for extents that need not be read again.
 
-        stream_bytes: of the longest compressed gradient of an extent, 0 where none comes.
+        stream_bytes: of the longest compressed gradient of an extent, 0 where none comes. put_weights: as of Transfer.
         """
         self.store, self.timeline = store, timeline
         self.step: Step | None = None
         """The step that was begun last."""
         self.transfers: list[Transfer] = []
         manifest = store.manifest
-        slot_bytes = sum(array.extent_bytes(manifest.extents[0]) for array in manifest.arrays)
+        slot_bytes = sum(array.extent_bytes(manifest.extents[0]) for array in manifest.stored)
         most = -(-len(manifest.extents) // len(devices))
         self.keeps = resident_bytes > 0
         """Whether slots are searched before the file is read."""
@@ -72,7 +73,7 @@ class Schedule:
         slots = max(1, min(most, ahead + resident_bytes // len(devices) // slot_bytes))
         try:
             for device in devices:
-                self.transfers.append(Transfer(device, store, traffic, slots, stream_bytes))
+                self.transfers.append(Transfer(device, store, traffic, slots, put_weights, stream_bytes))
         except BaseException:
             self.close()
             raise

@@ -13,7 +13,7 @@ import torch
 
 from nearflash.abi.errors import CommandError, FormatError, StateError
 from nearflash.abi.kernel.commands import CopyFormat
-from nearflash.abi.optimizers import Profile, StateFormat
+from nearflash.abi.optimizers import MasterFormat, Profile, StateFormat
 from nearflash.device import Device
 from nearflash.storage.state.manifest import EXTENT_PARAMS
 from nearflash.support.timeline import Timeline
@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     stripe_ratio: Sequence[int] | None
     profile: Profile | str
     state_format: StateFormat | str
+    master: MasterFormat | str
     param_dtype: Literal["fp32", "fp16", "bf16"] | None
     resume: bool | Literal["auto", "exact"]
     extent_params: int | None
@@ -81,6 +82,14 @@ class StepSettings:
     )
     state_format: StateFormat | str = field(
         default=StateFormat.FP32, metadata={DOC: "Stored format of the moments: `fp32`, `bf16` or `mx8`."}
+    )
+    master: MasterFormat | str = field(
+        default=MasterFormat.FP32,
+        metadata={
+            DOC: "Stored format of the fp32 masters: `fp32`, or, where all trained parameters are bf16, `split`: the "
+            "weight, which is not read back, and 16 bits beside it. Weights then are rounded to nearest with ties away "
+            "from zero. A resumed state needs the one that it has."
+        },
     )
     param_dtype: Literal["fp32", "fp16", "bf16"] | None = field(
         default=None,
@@ -167,11 +176,13 @@ class StepSettings:
     def __post_init__(self) -> None:
         if self.resume not in (True, False, "auto", "exact"):
             raise CommandError(f'resume must be True, False, "auto" or "exact", not {self.resume!r}')
-        for name, kind in (("profile", Profile), ("state_format", StateFormat)):
+        for name, kind in (("profile", Profile), ("state_format", StateFormat), ("master", MasterFormat)):
             if getattr(self, name) not in list(kind):
                 raise FormatError(f"{name} must be one of {', '.join(kind)}, not {getattr(self, name)!r}")
         if self.param_dtype not in _COPIES:
             raise FormatError(f"param_dtype must be None, 'fp32', 'fp16' or 'bf16', not {self.param_dtype!r}")
+        if self.master == MasterFormat.SPLIT and self.param_dtype not in (None, "bf16"):
+            raise FormatError(f"param_dtype must be None or 'bf16' with a split master, not {self.param_dtype!r}")
         norm = self.max_grad_norm
         for name, holds, rule in (
             ("max_grad_norm", norm is None or 0 < norm < float("inf"), "None or positive and finite"),

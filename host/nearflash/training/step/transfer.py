@@ -7,14 +7,17 @@ Stored arrays go by direct I/O into the device's p2p window; where a device has 
 and the detour is counted on the host link.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.delta import DeltaHeader, delta_error
-from nearflash.abi.errors import NonFiniteError
+from nearflash.abi.errors import NonFiniteError, StateError
 from nearflash.abi.formats import BF16, FP32
-from nearflash.abi.kernel.commands import GradientFormat, UpdateCommand
+from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.kernel.config import KernelConfig, UpdateConfig
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.abi.topk import HEADER_BYTES, StreamFault
 from nearflash.device import Buffer, Device
 from nearflash.device.checked import CheckedDevice
@@ -22,14 +25,22 @@ from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.training.step.plan import ParameterRun
 from nearflash.training.step.traffic import Traffic
 
-__all__ = ["HOST_ARRAYS", "Slot", "Transfer"]
+__all__ = ["HOST_ARRAYS", "PutWeights", "Slot", "Transfer", "build_of"]
 
 HOST_ARRAYS = ("residual", "residual_scale")
 """Stored arrays that stay in host memory: what compression left out
 (nearflash.training.gradients.compression.residual)."""
 
+PutWeights = Callable[[Extent, NDArray[np.uint8]], bool]
+"""Writes the weights of an extent's split master into memory, from the model's tensors; False where they have none."""
+
 TIMEOUT_S = 600.0
 """For one run: a board needs milliseconds, a simulated kernel on a busy machine a minute."""
+
+
+def build_of(device: Device) -> KernelConfig:
+    """The configuration of what a device computes."""
+    return device.build if isinstance(device, CheckedDevice) else device.identity.config
 
 
 class Slot:
@@ -61,12 +72,20 @@ class Transfer:
     `read` and `write` are file I/O, for any thread. Everything else uses the device: one thread at a time.
     """
 
-    def __init__(self, device: Device, store: StateStore, traffic: Traffic, slots: int, stream_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        device: Device,
+        store: StateStore,
+        traffic: Traffic,
+        slots: int,
+        put_weights: PutWeights,
+        stream_bytes: int = 0,
+    ) -> None:
         """stream_bytes: of the longest compressed gradient, 0 where none comes."""
         self.device, self.slots = device, list[Slot]()
-        self._store, self._traffic = store, traffic
+        self._store, self._traffic, self._put_weights = store, traffic, put_weights
         longest = store.manifest.extents[0]
-        self._arrays = [array for array in store.manifest.arrays if array.name not in HOST_ARRAYS]
+        self._arrays = [array for array in store.manifest.stored if array.name not in HOST_ARRAYS]
         self._host_arrays = [array for array in store.manifest.arrays if array.name in HOST_ARRAYS]
         self._buffers: dict[str, Buffer] = {}
         try:
@@ -93,13 +112,30 @@ class Transfer:
     # File I/O
 
     def read(self, slot: Slot, extent: Extent) -> None:
-        """Bring an extent's committed arrays into a slot. Raises StateError for damaged data."""
+        """Bring an extent's committed arrays into a slot. Raises StateError for damaged data.
+
+        The weights of a split master come from the model's tensors, which have them already.
+        """
         slot.extent, slot.step = extent, -1
         for array in self._arrays:
             memory = slot.memory(array, extent)
+            if array.name == "weight" and self._put_weights(extent, memory):
+                self._check_weights(extent, memory)
+                crosses = memory.size if slot.buffers[array.name].p2p is not None else 0  # else `enter` counts it
+                self._traffic.add(to_device_bytes=crosses)
+                continue
             self._store.read(array.name, extent, memory)
             self._traffic.add(flash_read_bytes=memory.size)
         slot.step = self._store.steps
+
+    def _check_weights(self, extent: Extent, memory: NDArray[np.uint8]) -> None:
+        """Raise StateError unless the tensors hold what the last step has written."""
+        if not self._store.holds("weight", extent, memory):
+            raise StateError(
+                f"the weights in {self._store.manifest.names_in(extent)} must be changed by this optimizer only, as "
+                f"they are half of their masters, but they are not those of step {self._store.steps}: call "
+                "accept_parameters() after each change that is meant"
+            )
 
     def write(self, slot: Slot) -> None:
         """Write a slot's arrays to the spare slot on flash, parameters first. Raises StorageFullError, StateError."""
@@ -129,18 +165,14 @@ class Transfer:
     @property
     def takes_bf16(self) -> bool:
         """Whether the device reads bf16 gradients, which `bf16_gradients` is the memory for."""
-        build = self._build
+        build = build_of(self.device)
         return isinstance(build, UpdateConfig) and "bf16" in build.gradients
 
     @property
     def writes_delta(self) -> bool:
         """Whether the device can send what changes in the place of a low-precision copy."""
-        build = self._build
+        build = build_of(self.device)
         return isinstance(build, UpdateConfig) and build.delta
-
-    @property
-    def _build(self) -> KernelConfig:
-        return self.device.build if isinstance(self.device, CheckedDevice) else self.device.identity.config
 
     def bf16_gradients(self, params: int) -> NDArray[np.uint16]:
         """Memory for the bf16 gradients of a run's `params` parameters, before `update`."""
@@ -170,10 +202,12 @@ class Transfer:
         dense = params * (BF16 if bf16 else FP32).bytes
         self._move(self._buffers["g"], 0, dense if stream is None else stream.size, down=True)
         gradient = GradientFormat.BF16 if bf16 else GradientFormat.FP32
+        master = self._store.manifest.master
+        split = master is MasterFormat.SPLIT
         stored = {
             array.name: slot.buffers[array.name].address + array.size_bytes(first)
             for array in self._arrays
-            if array.name in ("p", *run.rule.arrays)
+            if array.name in (*master.arrays, *run.rule.arrays)
         }
         completion = self.device.run(
             UpdateCommand(
@@ -181,12 +215,13 @@ class Transfer:
                 params,
                 inputs={"g": self._buffers["g"].address, **stored},
                 outputs={**stored, "copy": self._buffers["copy"].address},
-                copy=run.copy,
+                copy=CopyFormat.NONE if split and not delta else run.copy,
                 gradient=gradient if stream is None else GradientFormat.TOPK,
                 gradient_bytes=0 if stream is None else stream.size,
                 first_param=run.start,
                 gradient_scale=run.scalar if bf16 else 1.0,
                 delta=delta,
+                master=master,
             ),
             TIMEOUT_S,
         )
@@ -198,8 +233,10 @@ class Transfer:
             )
         if delta:
             return self._fetch_delta()
-        buffer, offset = (self._buffers["copy"], 0) if run.copy else (slot.buffers["p"], first * FP32.bytes)
-        size_bytes = params * (run.copy.number_format or FP32).bytes
+        value_bytes = (BF16 if split else run.copy.number_format or FP32).bytes
+        name = "copy" if run.copy and not split else master.arrays[0]
+        buffer, offset = (self._buffers[name], 0) if name == "copy" else (slot.buffers[name], first * value_bytes)
+        size_bytes = params * value_bytes
         self._move(buffer, offset, size_bytes, down=False)
         return buffer.host[offset : offset + size_bytes]
 
