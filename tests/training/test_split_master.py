@@ -1,13 +1,24 @@
 """master="split": the bits of an fp32 master, in two halves of which one is the model's own weight."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from nearflash.abi.errors import CommandError, FormatError, StateError
 from nearflash.storage import Manifest, StateStore
+from nearflash.storage.state.exchange import export_state, import_state, reshard
 from nearflash.storage.state.master import round_master
-from nearflash.training import NearStorageAdamW
+from nearflash.training import (
+    NearStorageAdagrad,
+    NearStorageAdamW,
+    NearStorageLion,
+    NearStorageMuon,
+    NearStorageSGD,
+    TopK,
+)
+from nearflash.training.blocks import stream_blocks
 
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.1, "extent_params": 1024, "direct": False}
 
@@ -29,7 +40,7 @@ def put_gradients(model, step, of=None):
     of.zero_grad()
     of(torch.randn(8, 24, dtype=torch.bfloat16)).square().mean().backward()
     for parameter, other in zip(model.parameters(), of.parameters(), strict=True):
-        parameter.grad = other.grad.clone()
+        parameter.grad = None if other.grad is None else other.grad.clone()
 
 
 def train(optimizer, model, steps=1):
@@ -171,3 +182,174 @@ def test_a_device_without_the_format_is_refused_before_a_file_is_made(tmp_path, 
         with pytest.raises(CommandError, match="master must be fp32 on update-smartssd, not split"):
             open_optimizer(tmp_path / "a", make_model(), master="split", device=device)
     assert not list(tmp_path.iterdir())
+
+
+def make_two(tmp_path, make=open_optimizer, **options):
+    """A split master and a whole one, of equal models."""
+    models = make_model(), make_model()
+    return models, [make(tmp_path / master, model, master=master, **options)
+                    for master, model in zip(("split", "fp32"), models, strict=True)]  # fmt: skip
+
+
+def train_both(models, optimizers, steps=3):
+    """By the same gradients; their masters then are the same."""
+    for _ in range(steps):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            put_gradients(model, optimizers[0].steps if optimizer is optimizers[0] else optimizers[1].steps, models[0])
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_same(*map(masters, optimizers))
+    assert_same(words(models[0]), [round_master(p.view(np.float32)) for p in masters(optimizers[0])])
+
+
+OTHERS = {
+    "sgd": (NearStorageSGD, {"momentum": 0.9}), "lion": (NearStorageLion, {"state_format": "mx8"}),
+    "adagrad": (NearStorageAdagrad, {}), "topk": (NearStorageAdamW, {"compression": TopK(0.1)}),
+    "two devices": (NearStorageAdamW, {"device": ["host", "host"]}),
+    "torch's order": (NearStorageAdamW, {"profile": "torch_fused"}),
+    "freed gradients": (NearStorageAdamW, {"overlap": "backward", "free_gradients": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_optimizers_and_options_have_the_bits_too(tmp_path, name):
+    kind, more = OTHERS[name]
+
+    def make(path, model, **options):
+        path.mkdir()
+        return kind(model.named_parameters(), path=path, **OPTIONS | more | options)
+
+    models, optimizers = make_two(tmp_path, make)
+    if name == "freed gradients":
+        for step in range(3):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                torch.manual_seed(step)
+                (model[2].weight * torch.randn(24, 96)).sum().backward()
+                optimizer.step()
+        assert_same(*map(masters, optimizers))
+    else:
+        train_both(models, optimizers)
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_muon_has_the_bits_too(tmp_path):
+    def make(path, model, **options):
+        matrices = [(name, p) for name, p in model.named_parameters() if p.ndim == 2]
+        return NearStorageMuon(matrices, path=path, **OPTIONS | options)
+
+    models, optimizers = make_two(tmp_path, make)
+    for model in models:
+        for name, parameter in list(model.named_parameters()):
+            parameter.requires_grad_("weight" in name and parameter.ndim == 2)
+    for step in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            torch.manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter) if parameter.requires_grad else None
+            optimizer.step()
+    assert_same(*map(masters, optimizers))
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_a_snapshot_a_rollback_and_a_whole_state_come_back(tmp_path):
+    models, optimizers = make_two(tmp_path)
+    train_both(models, optimizers)
+    for optimizer in optimizers:
+        optimizer.store.snapshot(tmp_path / f"{optimizer.store.paths[0].name}-3")
+    at_3 = masters(optimizers[0])
+    whole = [optimizer.full_state_dict() for optimizer in optimizers]
+    train_both(models, optimizers, 2)
+    for optimizer in optimizers:
+        optimizer.rollback()
+    train_both(models, optimizers, 1)
+    for optimizer in optimizers:
+        optimizer.restore(tmp_path / f"{optimizer.store.paths[0].name}-3")
+    assert_same(masters(optimizers[0]), at_3)
+    train_both(models, optimizers, 2)
+    # The state of either in the other: masters are what both speak of.
+    for optimizer, given in zip(optimizers, whole[::-1], strict=True):
+        optimizer.load_full_state_dict(given)
+    assert_same(masters(optimizers[0]), at_3)
+    train_both(models, optimizers, 2)
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_export_import_and_resharding_keep_the_master(tmp_path):
+    models, optimizers = make_two(tmp_path)
+    train_both(models, optimizers)
+    for optimizer, model in zip(optimizers, models, strict=True):
+        store = optimizer._optimizer_state.store
+        export_state(store, tmp_path / "out.safetensors")
+        with import_state(tmp_path / "out.safetensors", [tmp_path / "again"], direct=False) as again:
+            assert again.manifest == store.manifest
+        with reshard(store, [tmp_path / "one", tmp_path / "two"], direct=False) as both:
+            assert both.manifest == store.manifest
+        optimizer.close()
+        master = optimizer._settings.master
+        again = open_optimizer(tmp_path / "again", model, master=master, resume=True)
+        assert_same(masters(again), masters_of := masters(again))
+        train(again, model)
+        devices = {"path": [tmp_path / "one", tmp_path / "two"], "device": ["host", "host"]}
+        other = NearStorageAdamW(make_model().named_parameters(), master=master, resume=True, **OPTIONS | devices)
+        assert_same(masters_of, masters(other))
+        other.close()
+        again.close()
+        for name in ("again", "one", "two", "out.safetensors"):
+            (tmp_path / name).unlink()
+
+
+def test_a_tensor_that_comes_later_and_a_delta(tmp_path):
+    models, optimizers = make_two(tmp_path, delta_bytes=1 << 20)
+    for model in models:
+        model[3].weight.requires_grad_(False)
+    train_both(models, optimizers, 2)
+    before = words(models[0])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        torch.manual_seed(5)
+        model.extra = torch.nn.Parameter(torch.randn(40).to(torch.bfloat16))
+        optimizer.add_param_group({"params": [("extra", model.extra)]})
+        with pytest.raises(FormatError, match="must be bfloat16" if optimizer is optimizers[0] else "nothing"):
+            optimizer.add_param_group({"params": [("odd", torch.nn.Parameter(torch.ones(3)))]})
+            raise FormatError("nothing")
+    since = optimizers[0].steps
+    at_2 = words(models[0])
+    for model in models:
+        torch.manual_seed(6)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+    for optimizer in optimizers:
+        optimizer.step()
+    changes = optimizers[0].delta(since=since).changes
+    names = [name for name, _ in models[0].named_parameters()]
+    for name, old, new in zip(names, at_2, words(models[0]), strict=True):
+        after = old.copy()
+        if name in changes:
+            after[changes[name].indices] = changes[name].words
+        np.testing.assert_array_equal(after, new)
+    assert len(before) + 1 == len(at_2)
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_streamed_weights_are_read_with_their_rests(tmp_path):
+    """Tensors that hold no values: both halves come from the file then."""
+    layers = [torch.nn.Linear(24, 24) for _ in range(3)]
+    model = torch.nn.Sequential(torch.nn.Sequential(*layers)).to(torch.bfloat16)
+    other = copy.deepcopy(model)
+    streamed = open_optimizer(tmp_path / "a", model, master="split")
+    plain = open_optimizer(tmp_path / "b", other, master="split")
+    stream_blocks(model, streamed)
+    for step in range(4):
+        torch.manual_seed(step)
+        x = torch.randn(5, 24, dtype=torch.bfloat16)
+        for one, optimizer in ((model, streamed), (other, plain)):
+            optimizer.zero_grad()
+            one(x).square().mean().backward()
+            optimizer.step()
+    assert_same(masters(streamed), masters(plain))
+    streamed.close()
+    plain.close()
