@@ -203,29 +203,6 @@ def test_an_engine_that_is_given_is_used_and_left_empty(saved, prompts, plain):
     assert done.tokens == plain(model, rows, 3, 10)
 
 
-def test_batches_on_a_device_read_what_their_policy_takes(saved, prompts, plain):
-    """FlexGen's sparse attention, by SparF: the tokens are those of the same policy in memory."""
-    from nearflash.inference import AttentionMode, AttentionPolicy, NearflashCache, open_engine
-    from nearflash.inference.cache.attention import attach
-    from nearflash.inference.cache.decoder import kv_shape_of
-
-    folder, model = saved("llama")
-    rows = prompts(3, longest=40, shortest=30)
-    sparse = AttentionPolicy(AttentionMode.SPARF, score_dims=0.5, top_k=4, local_window=2)
-    on_device = policy(cache=Shares(device=1), num_batches=1)
-    done = generate(folder, rows, on_device, max_new_tokens=12, stop_tokens=[], attention=sparse)
-    width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    attached = attach(copy.deepcopy(model))
-    with open_engine(kv_shape_of(model.config), sparse, tokens=64, sequences=3) as engine:
-        out = attached.generate(
-            input_ids=ids, attention_mask=(ids > 0).long(), past_key_values=NearflashCache(engine, model.config),
-            max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None,
-        )  # fmt: skip
-    assert done.tokens == out[:, width:].tolist()
-    assert done.tokens != plain(model, rows, 3, 12, ()), "four of some forty tokens are not all"
-
-
 def test_results_are_of_one_attention(saved, prompts, tmp_path):
     """Texts of other keys and values were taken for those asked for."""
     from nearflash.inference import AttentionMode, AttentionPolicy
@@ -236,14 +213,6 @@ def test_results_are_of_one_attention(saved, prompts, tmp_path):
     for attention in (AttentionPolicy(AttentionMode.SPARF, top_k=4), AttentionPolicy(AttentionMode.SPARF, top_k=8)):
         with pytest.raises(StateError, match="its first line has another attention"):
             generate(folder, rows, on_device, max_new_tokens=4, results=file, attention=attention)
-
-
-def test_attention_is_of_batches_on_a_device(saved, prompts):
-    from nearflash.inference import AttentionPolicy
-
-    folder, _ = saved("llama")
-    with pytest.raises(CommandError, match="attention must be None with an engine, and where no KV cache is placed"):
-        generate(folder, prompts(2), policy(), attention=AttentionPolicy())
 
 
 @pytest.mark.parametrize("options", [

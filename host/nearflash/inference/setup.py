@@ -1,7 +1,7 @@
 """Engines by name, with stores as large as a job needs."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -70,54 +70,87 @@ def check_gpu(device: str) -> None:
 
 
 def open_engine(
-    shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str = CPU, num_devices: int = 1,
-    path: Path | None = None, nand_block_pages: int = 0, layout: KvLayout | None = None, cache_bytes: int = 0,
+    shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str | Sequence[str] = CPU,
+    num_devices: int = 1, path: Path | Sequence[Path] | None = None, stripe_ratio: Sequence[float] | None = None,
+    nand_block_pages: int = 0, layout: KvLayout | None = None, cache_bytes: int = 0,
     suffix_bytes: int = DEFAULT_SUFFIX_BYTES, keep: bool = False,
 ) -> Engine:  # fmt: skip
-    """An engine with room for `sequences` of up to `tokens` tokens each; of several devices a CsdArray.
+    """An engine with room for `sequences` of up to `tokens` tokens each; of several devices or files a CsdArray.
 
     Device `cpu` is the CpuEngine, `cuda` (or `cuda:1`) a GpuEngine, for a model on that GPU; `cache_bytes` are of the
     GPU's memory then. Both keep pages in a file: `path`, by direct I/O (its name with .0, .1, … for several
     devices); or, by default, one that is deleted when it is closed, through the page cache. Of what it reads, up to
     `cache_bytes` stay in memory, the index before KV page groups. Any other device keeps pages in its memory; or on its
     NAND, where `nand_block_pages` gives the pages of one of its blocks.
+    Several devices, by name or `num_devices` of one, or several files, for example on several drives, share the KV
+    heads: equally, or by `stripe_ratio`, a number for each; every one has a head at least.
     Unindexed suffixes stay in memory up to `suffix_bytes` (KvStore), unless their pages are in a device's memory.
     With `keep` the sequences in `path` outlast the engine, a crash too: where the file is there it is opened, as large
     as it is, and `lengths` has what it holds (nearflash.storage.kv.open_kept_store).
-    Raises CommandError for a path or NAND where there is none, ConfigError for more devices than KV heads, what opening
-    raises.
+    Raises CommandError for a path or NAND where there is none, and for lists of unequal lengths; ConfigError for more
+    devices than KV heads; what opening raises.
     """
-    if keep and (path is None or num_devices > 1):
+    devices, files = _parts(device, num_devices, path)
+    if keep and (files[0] is None or len(devices) > 1):
         raise CommandError("keep must be False without a path, and with several devices: there sequences are not kept")
-    gpu = device if is_gpu(device) else ""
-    if device != CPU and not gpu and path is not None:
-        raise CommandError(f"path must be given with device {CPU} or {CUDA}: {device!r} has memory of its own")
-    if (device == CPU or gpu) and nand_block_pages:
-        raise CommandError(
-            f"nand_block_pages must be 0 with device {device}, which has no NAND, not {nand_block_pages}"
-        )
-    if gpu:
-        check_gpu(device)
+    ratio = [1.0] * len(devices) if stripe_ratio is None else list(stripe_ratio)
+    if len(ratio) != len(devices):
+        raise CommandError(f"stripe_ratio must have a number for each of {len(devices)} devices or files, not {ratio}")
+    for name, file in zip(devices, files, strict=True):
+        _check_place(name, file, nand_block_pages)
     if layout is None:
-        layout = default_layout(shape.dim, policy, tokens, drive_profile(path) if device == CPU or gpu else None)
-    counts = split_heads(shape.kv_heads, [1.0] * num_devices)
-    engines: list[Engine] = []
+        profile = drive_profile(files[0]) if _has_file(devices[0]) else None
+        layout = default_layout(shape.dim, policy, tokens, profile)
+    counts, engines = split_heads(shape.kv_heads, ratio), list[Engine]()
     try:
-        for number, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+        for name, file, count, end in zip(devices, files, counts, accumulate(counts), strict=True):
             part = replace(shape, kv_heads=count)
-            file = path if path is None or num_devices == 1 else path.with_name(f"{path.name}.{number}")
-            if device == CPU or gpu:
-                sizes = cache_bytes // num_devices, suffix_bytes // num_devices
+            if _has_file(name):
+                sizes = cache_bytes // len(devices), suffix_bytes // len(devices)
+                gpu = name if is_gpu(name) else ""
                 engines.append(_file(part, policy, layout, tokens, sequences, file, end - count, *sizes, keep, gpu))
             else:
                 flash = partial(_device_flash, part, layout, tokens, sequences, nand_block_pages)
-                kept = suffix_bytes // num_devices if nand_block_pages else 0
-                engines.append(_device(device, part, policy, layout, flash, end - count, kept))
+                kept = suffix_bytes // len(devices) if nand_block_pages else 0
+                engines.append(_device(name, part, policy, layout, flash, end - count, kept))
     except BaseException:
         for engine in engines:
             engine.close()
         raise
-    return engines[0] if num_devices == 1 else CsdArray(engines)
+    return engines[0] if len(engines) == 1 else CsdArray(engines)
+
+
+def _parts(
+    device: str | Sequence[str], num_devices: int, path: Path | Sequence[Path] | None
+) -> tuple[list[str], list[Path | None]]:
+    """Device and file of each part of the heads. Raises CommandError for lists that do not go together."""
+    devices = [device] if isinstance(device, str) else list(device)
+    paths: list[Path | None] = [path] if path is None or isinstance(path, Path) else [*path]
+    if len(devices) > 1 and num_devices > 1:
+        raise CommandError(f"num_devices must be 1 where {len(devices)} devices are named, not {num_devices}")
+    if len(paths) > 1 and max(len(devices), num_devices) not in (1, len(paths)):
+        raise CommandError(f"path must be one, or one for each device, not {len(paths)} of them")
+    devices *= max(num_devices, len(paths) if len(devices) == 1 else 1)
+    if len(paths) == 1 < len(devices):
+        (one,) = paths
+        paths = [None if one is None else one.with_name(f"{one.name}.{number}") for number in range(len(devices))]
+    return devices, paths
+
+
+def _has_file(device: str) -> bool:
+    return device == CPU or is_gpu(device)
+
+
+def _check_place(device: str, path: Path | None, nand_block_pages: int) -> None:
+    """Raise CommandError for a path or NAND that a device has not, UnsupportedError for a GPU that is none."""
+    if not _has_file(device) and path is not None:
+        raise CommandError(f"path must be given with device {CPU} or {CUDA}: {device!r} has memory of its own")
+    if _has_file(device) and nand_block_pages:
+        raise CommandError(
+            f"nand_block_pages must be 0 with device {device}, which has no NAND, not {nand_block_pages}"
+        )
+    if is_gpu(device):
+        check_gpu(device)
 
 
 def default_layout(dim: int, policy: AttentionPolicy, tokens: int, profile: DriveProfile | None = None) -> KvLayout:

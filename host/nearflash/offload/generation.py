@@ -21,6 +21,7 @@ from nearflash.inference.cache.guard import guard
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.settings import Caller, check_processors, check_seed, generation_settings
+from nearflash.offload.cache.engines import KvPlaces, engine_tiers
 from nearflash.offload.report import OffloadProgress, OffloadResult
 from nearflash.offload.results import Results, prompt_digest
 from nearflash.offload.run import OffloadRun, RunContext, RunRequest
@@ -129,7 +130,7 @@ class OffloadedModel:
         chat: bool = False, results: Path | None = None,
         on_text: Callable[[int, list[int], str], None] | None = None,
         progress: Callable[[OffloadProgress], None] | None = None, engine: Engine | None = None,
-        attention: AttentionPolicy | None = None, **options: Any,
+        attention: AttentionPolicy | None = None, places: KvPlaces = KvPlaces(), **options: Any,
     ) -> OffloadResult:  # fmt: skip
         """Continue all prompts, texts or lists of tokens, as `options`, fields of transformers' GenerationConfig, and
         the model's generation configuration state (docs/contracts/generation.md).
@@ -138,14 +139,18 @@ class OffloadedModel:
         likeliest that hold the probability top_p together, by random numbers of each prompt's own, from `seed`.
         chat: wrap each text as a user's message by the tokenizer's template. results: a file of JSON lines to which
         texts are written as their block is finished; prompts that it has are not computed again, and an interrupt
-        leaves them. on_text: called with number, new tokens and text of each prompt that is finished. engine: of the
-        batches whose KV cache the policy places on a device, with room for a block of them; None: one of the host's, in
-        a temporary file, which reads what `attention` takes of keys and values; None: all of them.
-        Raises CommandError for no prompts, empty ones, less than one new token, or `attention` where nothing is on a
-        device or an engine is given; what `generation_settings`, Results, the budgets and the disk raise.
+        leaves them. on_text: called with number, new tokens and text of each prompt that is finished.
+        attention: what is read of keys and values; where that is not all of them, or devices or files are given in
+        `places`, engines of nearflash.inference hold them, whole batches on the tiers of the policy (cache/engines.py).
+        engine: for all batches that engines hold, with room for a block of them, in place of those that are opened.
+        Raises CommandError for no prompts, empty ones, less than one new token, `attention` with an engine, engines on
+        several ranks or with a cache of 4 bits; what `generation_settings`, Results, the budgets and the disk raise.
         """
-        if attention is not None and (engine is not None or not self.policy.cache.device):
-            raise CommandError("attention must be None with an engine, and where no KV cache is placed on a device")
+        if attention is not None and engine is not None:
+            raise CommandError("attention must be None with an engine, which has its own")
+        in_engines = engine_tiers(self.policy, attention, places, self.policy.num_batches)
+        if in_engines and self.stage.ranks > 1:
+            raise CommandError(f"ranks must be 1 where engines hold the KV cache, not {self.stage.ranks}")
         check_seed(seed)
         rows = prompt_rows(
             prompts, lambda text: encode_text(self.tokenizer, text, chat=chat), vocabulary_size(self.model)
@@ -170,8 +175,9 @@ class OffloadedModel:
         check_processors(self.model, settings, max(rows, key=len))
         kept = {
             "generation": settings.stated, "seed": seed, "weight_bits": self.policy.weight_bits,
-            "cache_bits": self.policy.cache_bits, "kv_on_device": self.policy.cache.device,
+            "cache_bits": self.policy.cache_bits, "kv_on_device": len(in_engines) / self.policy.num_batches,
             "attention": None if attention is None else repr(attention), **self._identity(),
+            **({"devices": places.devices} if places.devices else {}),
         }  # fmt: skip
         request = RunRequest(
             rows,
@@ -182,6 +188,7 @@ class OffloadedModel:
             progress,
             engine,
             attention,
+            places,
         )
         run = OffloadRun(self._context, request)
         if results is None:

@@ -1,7 +1,6 @@
 """One run of a list of prompts: block after block, each batch transformers' own generation in a fiber."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -10,14 +9,14 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
-from nearflash.inference import AttentionMode, AttentionPolicy, NearflashCache, open_engine
+from nearflash.inference import AttentionPolicy, NearflashCache
 from nearflash.inference.cache.attention import attach
-from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.progress import Ends
 from nearflash.inference.prompts import pad_left
 from nearflash.inference.settings import GenerationSettings
-from nearflash.offload.cache.block import BatchShape, Block, BlockShape, on_device
+from nearflash.offload.cache.block import BatchShape, Block, BlockShape
+from nearflash.offload.cache.engines import BlockEngines, KvPlaces
 from nearflash.offload.report import OffloadProgress, OffloadReport, OffloadResult
 from nearflash.offload.results import Results
 from nearflash.offload.sampling import GumbelSampler, warpers
@@ -72,7 +71,8 @@ class RunRequest:
     progress: Callable[[OffloadProgress], None] | None = None
     engine: Engine | None = None
     attention: AttentionPolicy | None = None
-    """Of the engine that is opened where none is given; None: dense."""
+    """Of the engines that are opened where none is given; None: dense."""
+    places: KvPlaces = KvPlaces()
 
 
 class OffloadRun:
@@ -80,7 +80,7 @@ class OffloadRun:
 
     def __init__(self, context: RunContext, request: RunRequest) -> None:
         self.context, self.request = context, request
-        self._engine, self._steps = request.engine, request.settings.max_new_tokens
+        self._steps = request.settings.max_new_tokens
         self._tokens: dict[int, list[int]] = {}
         self._texts: dict[int, str] = {}
         self._resumed = self._step = self._generated = 0
@@ -105,37 +105,27 @@ class OffloadRun:
 
     def _compute(self, blocks: list[list[int]], results: Results | None) -> None:
         """Compute the prompts of blocks, which are their numbers, with one memory for all of them."""
-        context, shapes = self.context, [self._shape(prompts) for prompts in blocks]
-        memory = Block(
-            context.model.config, context.model.dtype, context.policy, shapes, link=context.link,
-            ledger=context.ledger, scratch=context.scratch, owns=context.stage.owns,
+        context, request, shapes = self.context, self.request, [self._shape(prompts) for prompts in blocks]
+        engines = BlockEngines(
+            context.model.config, context.policy, request.attention, request.places, shapes, ledger=context.ledger,
+            scratch=context.scratch, given=request.engine,
         )  # fmt: skip
-        stops = Interception([*context.layers, *context.others])
-        with self._device_engine(shapes), memory, stops, silent_transformers():
-            for index, (prompts, shape) in enumerate(zip(blocks, shapes, strict=True)):
-                start = perf_counter()
-                self._compute_block(memory, prompts, shape, more=index + 1 < len(blocks))
-                self._prefill_s += self._first_s - start
-                self._decode_s += perf_counter() - self._first_s
-                if results is not None:
-                    results.add({number: (self._tokens[number], self._texts[number]) for number in prompts})
-
-    def _device_engine(self, shapes: list[BlockShape]) -> AbstractContextManager[Any]:
-        """The engine of the batches on a device, open for the blocks; one that was given stays open."""
-        context = self.context
-        counts = [on_device(context.policy, len(shape.batches)) for shape in shapes]
-        if not max(counts):
-            return nullcontext()
-        attach(context.model)
-        if self._engine is not None:
-            return nullcontext()
-        batches = [shape.batches[:count] for shape, count in zip(shapes, counts, strict=True)]
-        self._engine = open_engine(
-            kv_shape_of(context.model.config), self.request.attention or AttentionPolicy(AttentionMode.DENSE),
-            tokens=max(batch.tokens for block in batches for batch in block),
-            sequences=max(sum(batch.sequences for batch in block) for block in batches),
-        )  # fmt: skip
-        return self._engine
+        with engines, silent_transformers():
+            if engines.tiers(max(len(shape.batches) for shape in shapes)):
+                attach(context.model)
+            memory = Block(
+                context.model.config, context.model.dtype, context.policy, shapes, link=context.link,
+                ledger=context.ledger, scratch=context.scratch, owns=context.stage.owns,
+                in_engines=lambda batches: len(engines.tiers(batches)),
+            )  # fmt: skip
+            with memory, Interception([*context.layers, *context.others]):
+                for index, (prompts, shape) in enumerate(zip(blocks, shapes, strict=True)):
+                    start = perf_counter()
+                    self._compute_block(memory, engines, prompts, shape, more=index + 1 < len(blocks))
+                    self._prefill_s += self._first_s - start
+                    self._decode_s += perf_counter() - self._first_s
+                    if results is not None:
+                        results.add({number: (self._tokens[number], self._texts[number]) for number in prompts})
 
     def _shape(self, prompts: list[int]) -> BlockShape:
         batches = _split(prompts, self.context.policy.batch_size)
@@ -143,15 +133,16 @@ class OffloadRun:
         shapes = (BatchShape(len(batch), width + self._steps) for batch, width in zip(batches, longest, strict=True))
         return BlockShape(tuple(shapes), max(longest))
 
-    def _compute_block(self, memory: Block, prompts: list[int], shape: BlockShape, more: bool) -> None:
+    def _compute_block(
+        self, memory: Block, engines: BlockEngines, prompts: list[int], shape: BlockShape, more: bool
+    ) -> None:
         context, batches = self.context, []
         self._step = 0
         for number, batch in enumerate(_split(prompts, context.policy.batch_size)):
             tiered, parked = memory.batch(shape, number)
             cache: Any = tiered
-            if number < on_device(context.policy, len(shape.batches)):
-                assert self._engine is not None
-                cache = NearflashCache(self._engine, context.model.config)
+            if (engine := engines.of(number, len(shape.batches))) is not None:
+                cache = NearflashCache(engine, context.model.config)
             generation = _BatchGeneration(self, batch, cache)
             batches.append(ScheduledBatch(generation.generate, f"batch {number}", tiered.tiered, parked, self._steps))
         assert memory.mover is not None

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nearflash.abi.errors import CommandError, StorageFullError
-from nearflash.offload.cache.block import BatchShape, Block, BlockShape, on_device
+from nearflash.offload.cache.block import BatchShape, Block, BlockShape
 from nearflash.offload.cache.kv_storage import DiskStorage, KvForm
 from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import DeviceLink
@@ -118,11 +118,9 @@ def test_layers_of_another_rank_take_nothing(config):
         assert layers[3].work is None and layers[3].storage is None and layers[1].work is not None
 
 
-def test_batches_on_a_device_take_nothing(config):
-    own = policy(Shares(device=0.67, gpu=0.33))
-    assert on_device(own, 3) == 2 and on_device(policy(), 3) == 0 and on_device(policy(Shares(device=1)), 3) == 3
+def test_batches_in_engines_take_nothing(config):
     ledger = Ledger()
-    with block(config, own, ledger) as made:
+    with block(config, policy(Shares(device=0.67, gpu=0.33)), ledger, in_engines=lambda batches: 2) as made:
         assert ledger.held["gpu"] == 4 * rows(1, 20) + 3 * STATES
         assert not made.batch(SHAPE, 0)[0].tiered and len(made.batch(SHAPE, 2)[0].tiered) == 4
 

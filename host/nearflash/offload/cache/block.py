@@ -21,7 +21,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.profile import queue_backend
 
-__all__ = ["BatchShape", "Block", "BlockShape", "on_device"]
+__all__ = ["BatchShape", "Block", "BlockShape"]
 
 _BUFFERS = VISITS_AHEAD + 1
 """Of the KV cache: one is computed with, and stored before long; the others are loaded."""
@@ -43,24 +43,21 @@ class BlockShape:
     """Of the longest prompt."""
 
 
-def on_device(policy: OffloadPolicy, batches: int) -> int:
-    """How many of a block's batches have their KV cache on near-storage devices: the first ones, whole batches."""
-    return round(policy.cache.device * batches)
-
-
 class Block:
     """Room for the largest block; the caches of one block after another. Close it, or use it as a context manager.
 
-    owns: whether a layer's cache is here; of another rank's the tokens alone are counted.
+    owns: whether a layer's cache is here; of another rank's the tokens alone are counted. in_engines: how many batches
+    of a block of so many have their cache elsewhere, the first ones.
     Everything is reserved here: raises CommandError beyond a budget, StorageFullError where the disk has no room.
     """
 
     def __init__(
         self, config: Any, dtype: torch.dtype, policy: OffloadPolicy, shapes: Sequence[BlockShape], *, link: DeviceLink,
         ledger: Ledger, scratch: Path | None, owns: Callable[[int], bool] = lambda number: True,
+        in_engines: Callable[[int], int] = lambda batches: 0,
     ) -> None:  # fmt: skip
         self._config, self._policy, self._link, self._ledger, self._dtype = config, policy, link, ledger, dtype
-        self._layers, self._owns = find_cached_layers(config), owns
+        self._layers, self._owns, self._in_engines = find_cached_layers(config), owns, in_engines
         self._text = config.get_text_config(decoder=True)
         self._held: list[tuple[str, int]] = []
         self._file: DirectFile | None = None
@@ -130,7 +127,7 @@ class Block:
         for layer in self._layers:
             heads, dim = head_counts(self._text.per_layer_config[layer])
             for number, batch in enumerate(shape.batches):
-                if number < on_device(policy, len(shape.batches)):
+                if number < self._in_engines(len(shape.batches)):
                     continue
                 form = KvForm(batch.sequences, heads, batch.tokens, dim, self._dtype, policy.cache_bits)
                 forms.append((layer, number, form))

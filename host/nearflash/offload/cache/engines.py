@@ -1,0 +1,167 @@
+"""Engines of nearflash.inference that hold the KV cache of a plan's batches, whole batches each, by tier.
+
+    device    attend devices: the plan's share of near-storage devices, or all where it has none and devices are given
+    disk      a file: in the folder for scratch, or files that are given
+    memory    a file behind the page cache, as in generation without a plan
+
+An engine holds what an attention policy chooses from, or what lies on devices or in files that were named; keys and
+values of everything else lie in a TieredCache.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearflash.abi.errors import CommandError
+from nearflash.inference import AttentionMode, AttentionPolicy, open_engine
+from nearflash.inference.cache.decoder import kv_shape_of
+from nearflash.inference.engines.array import CsdArray
+from nearflash.inference.engines.base import Engine
+from nearflash.inference.engines.store import StoreEngine
+from nearflash.inference.setup import CPU
+from nearflash.offload.cache.block import BatchShape, BlockShape
+from nearflash.offload.tiers.ledger import Ledger
+from nearflash.offload.tiers.placement import place_units
+from nearflash.planning.policy import OffloadPolicy
+from nearflash.storage.kv import KvLayout
+
+__all__ = ["BlockEngines", "KvPlaces", "engine_tiers"]
+
+DEVICE, DISK, MEMORY = "device", "disk", "memory"
+_WRITES, _READS = {DEVICE: "cache host to device", DISK: "cache host to disk"}, {DISK: "cache disk to host"}
+"""Links by tier: attention to what is in memory, or in a device, moves no keys and values."""
+
+
+@dataclass(frozen=True)
+class KvPlaces:
+    """What engines keep keys and values on, as `open_engine` takes it.
+
+    devices: attend devices; none: the host's processor attends, or the GPU that the model is on (`cuda`). num_devices,
+    stripe_ratio, nand_block_pages, cache_bytes, layout: see `open_engine`. paths: files of the disk's share, or of all
+    where the plan has none there.
+    """
+
+    devices: tuple[str, ...] = ()
+    num_devices: int = 1
+    stripe_ratio: tuple[float, ...] | None = None
+    nand_block_pages: int = 0
+    paths: tuple[Path, ...] = ()
+    cache_bytes: int = 256 << 20
+    layout: KvLayout | None = None
+
+    @property
+    def attends_on_device(self) -> bool:
+        """Whether near-storage devices attend, not the host's processor or a GPU."""
+        return any(name.split(":")[0] not in ("cpu", "cuda") for name in self.devices)
+
+
+def engine_tiers(
+    policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces, batches: int
+) -> list[str]:
+    """Tier of each of a block's first batches that engines hold; the batches behind them have a TieredCache."""
+    if places.attends_on_device and not policy.cache.device:
+        return [DEVICE] * batches
+    tiers = [DEVICE] * round(policy.cache.device * batches)
+    sparse = attention is not None and (attention.mode is not AttentionMode.DENSE or bool(attention.overrides))
+    if sparse or places.paths:
+        rest = place_units(policy.cache, [1] * (batches - len(tiers)))
+        on_disk = places.paths and not policy.cache.disk
+        tiers += [DISK if on_disk or tier == "disk" else MEMORY for tier in rest]
+    return tiers
+
+
+class BlockEngines:
+    """Engines with room for the largest of some blocks, open. Close it, or use it as a context manager.
+
+    given: for all of the batches that engines hold, in place of those that would be opened; it stays open. A tier's
+    bytes are taken from `ledger`, which counts at the end what moved. Raises CommandError beyond a budget, and for keys
+    and values of 4 bits, what `open_engine` raises.
+    """
+
+    def __init__(
+        self, config: Any, policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces,
+        shapes: Sequence[BlockShape], *, ledger: Ledger, scratch: Path | None, given: Engine | None = None,
+    ) -> None:  # fmt: skip
+        self._policy, self._attention, self._places = policy, attention, places
+        self._ledger, self._scratch, self._given = ledger, scratch, given
+        self._engines: dict[str, Engine] = {}
+        self._held: list[tuple[str, int]] = []
+        held = [list(zip(self.tiers(len(shape.batches)), shape.batches, strict=False)) for shape in shapes]
+        if any(held) and policy.cache_bits != 16:
+            raise CommandError(
+                f"cache_bits must be 16 where an attention policy, a path or a device has the KV cache, not "
+                f"{policy.cache_bits}: they keep it in fp16; make a plan with --cache-bits 16"
+            )
+        try:
+            for tier in (DEVICE, DISK, MEMORY) if given is None else ():
+                own = [[batch for name, batch in block if name == tier] for block in held]
+                if any(own):
+                    self._open(config, tier, own)
+        except BaseException:
+            self.close()
+            raise
+
+    def tiers(self, batches: int) -> list[str]:
+        """See engine_tiers."""
+        return engine_tiers(self._policy, self._attention, self._places, batches)
+
+    def of(self, batch: int, batches: int) -> Engine | None:
+        """The engine of a batch of a block of so many; None where it has a TieredCache."""
+        tiers = self.tiers(batches)
+        if batch >= len(tiers):
+            return None
+        return self._given or self._engines[tiers[batch]]
+
+    def close(self) -> None:
+        """Count what moved and close what was opened; may be called twice."""
+        while self._engines:
+            tier, engine = self._engines.popitem()
+            self._count(tier, engine)
+            engine.close()
+        while self._held:
+            self._ledger.give(*self._held.pop())
+
+    def __enter__(self) -> "BlockEngines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, config: Any, tier: str, blocks: Sequence[Sequence[BatchShape]]) -> None:
+        shape, places = kv_shape_of(config), self._places
+        tokens = max(batch.tokens for block in blocks for batch in block)
+        sequences = max(sum(batch.sequences for batch in block) for block in blocks)
+        size_bytes = sequences * tokens * shape.token_bytes
+        for kind, taken in ((tier if tier != MEMORY else "host", size_bytes), ("host", places.cache_bytes)):
+            if kind != DEVICE:
+                taken = min(taken, size_bytes)
+                self._ledger.take(kind, taken, "the KV cache of the attention policy")
+                self._held.append((kind, taken))
+        devices = places.devices if tier == DEVICE or not places.attends_on_device else ()
+        options: dict[str, Any] = {
+            "tokens": tokens, "sequences": sequences, "layout": places.layout, "device": devices or CPU,
+            "stripe_ratio": places.stripe_ratio, "cache_bytes": places.cache_bytes, "num_devices": places.num_devices,
+        }  # fmt: skip
+        attention = self._attention or AttentionPolicy(AttentionMode.DENSE)
+        if tier == DEVICE:
+            options["nand_block_pages"] = places.nand_block_pages
+            self._engines[tier] = open_engine(shape, attention, **options)
+        elif tier == MEMORY or places.paths:
+            paths = places.paths if tier == DISK else None
+            self._engines[tier] = open_engine(shape, attention, path=paths, **options)
+        else:
+            if self._scratch is not None and not self._scratch.is_dir():
+                raise CommandError(f"scratch must be a folder, not {str(self._scratch)!r}")
+            with tempfile.TemporaryDirectory(prefix=".nearflash-offload-", dir=self._scratch) as folder:
+                path = Path(folder) / "kv"  # without a name once it is open: nothing is left of it after a kill
+                self._engines[tier] = open_engine(shape, attention, path=path, **options)
+
+    def _count(self, tier: str, engine: Engine) -> None:
+        parts = engine.engines if isinstance(engine, CsdArray) else (engine,)
+        stores = [part.store for part in parts if isinstance(part, StoreEngine)]
+        if tier in _WRITES:
+            self._ledger.count_bytes(_WRITES[tier], sum(store.statistics.programmed_bytes for store in stores))
+        if tier in _READS:
+            self._ledger.count_bytes(_READS[tier], sum(engine.counters.flash_bytes.values()))
