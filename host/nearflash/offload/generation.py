@@ -130,7 +130,7 @@ class OffloadedModel:
         chat: bool = False, results: Path | None = None,
         on_text: Callable[[int, list[int], str], None] | None = None,
         progress: Callable[[OffloadProgress], None] | None = None, engine: Engine | None = None,
-        attention: AttentionPolicy | None = None, places: KvPlaces = KvPlaces(), **options: Any,
+        attention: AttentionPolicy | None = None, places: KvPlaces | None = None, **options: Any,
     ) -> OffloadResult:  # fmt: skip
         """Continue all prompts, texts or lists of tokens, as `options`, fields of transformers' GenerationConfig, and
         the model's generation configuration state (docs/contracts/generation.md).
@@ -148,6 +148,7 @@ class OffloadedModel:
         """
         if attention is not None and engine is not None:
             raise CommandError("attention must be None with an engine, which has its own")
+        places = places or KvPlaces()
         in_engines = engine_tiers(self.policy, attention, places, self.policy.num_batches)
         if in_engines and self.stage.ranks > 1:
             raise CommandError(f"ranks must be 1 where engines hold the KV cache, not {self.stage.ranks}")

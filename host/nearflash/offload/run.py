@@ -1,7 +1,7 @@
 """One run of a list of prompts: block after block, each batch transformers' own generation in a fiber."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -72,7 +72,7 @@ class RunRequest:
     engine: Engine | None = None
     attention: AttentionPolicy | None = None
     """Of the engines that are opened where none is given; None: dense."""
-    places: KvPlaces = KvPlaces()
+    places: KvPlaces = field(default_factory=KvPlaces)
 
 
 class OffloadRun:

@@ -57,9 +57,7 @@ class KvPlaces:
         return any(name.split(":")[0] not in ("cpu", "cuda") for name in self.devices)
 
 
-def engine_tiers(
-    policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces, batches: int
-) -> list[str]:
+def engine_tiers(policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces, batches: int) -> list[str]:
     """Tier of each of a block's first batches that engines hold; the batches behind them have a TieredCache."""
     if places.attends_on_device and not policy.cache.device:
         return [DEVICE] * batches
