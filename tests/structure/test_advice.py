@@ -25,7 +25,7 @@ NO_MODULES = {
 }  # fmt: skip
 """Groups of entry points, and a file."""
 FOREIGN = {"--no-deps": "pip", "--stat": "git", "--unshallow": "git", "--p2p": "xbutil", "--nproc": "torchrun",
-           "--platform": "v++", "--tmg-ripup": "nextpnr"}  # fmt: skip
+           "--no-python": "torchrun", "--platform": "v++", "--tmg-ripup": "nextpnr"}  # fmt: skip
 """Options of other programs."""
 
 

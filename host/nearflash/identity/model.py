@@ -105,8 +105,10 @@ def _find_hooked(model: torch.nn.Module, name: str) -> Tensor | None:
         hook = getattr(module, "_hf_hook", None)
         for inner_hook in getattr(hook, "hooks", (hook,)):
             weights = getattr(inner_hook, "weights_map", None)
+            if weights is None:
+                continue
             try:
-                return None if weights is None else weights[".".join(parts[depth:])]
+                return weights[".".join(parts[depth:])]
             except KeyError:
                 continue
     return None

@@ -39,12 +39,18 @@ class Session:
     `ModelIdentity.of` raise.
     The model and the tokenizer must stay as they are: each turn raises StateError, and stores nothing, where either was
     edited since; put back as it was, it goes on.
+    identity: the model's, where that is known. stored: names of weights that are read from files at each use, which
+    nobody edits.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, engine: Engine) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, engine: Engine, *, identity: ModelIdentity | None = None,
+        stored: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._model, self._tokenizer, self._engine = attach(model), tokenizer, engine
-        self._unedited = ModelIdentity.of(model, tokenizer, quick=True)
-        self._digests = {"identity": ModelIdentity.of(model, tokenizer).parts} if engine.is_kept else {}
+        self._stored = dict.fromkeys(stored, "")
+        self._unedited = self._quick_identity()
+        self._digests = {"identity": (identity or ModelIdentity.of(model, tokenizer)).parts} if engine.is_kept else {}
         self._cache: NearflashCache | None = None
         self._sequence: int | None = None
         self._text = ""
@@ -152,9 +158,12 @@ class Session:
         texts = self._tokenizer.batch_decode([new], skip_special_tokens=True)
         return Generated(texts, [new], clock.prefill_s, clock.decode_s, self._engine.counters - before, reused)
 
+    def _quick_identity(self) -> ModelIdentity:
+        return ModelIdentity.of(self._model, self._tokenizer, stored=self._stored, quick=True)
+
     def _check_model(self, *, computed: bool = False) -> None:
         """Raise StateError where model or tokenizer were edited; what was `computed` meanwhile is not used again."""
-        changed = self._unedited.differing(ModelIdentity.of(self._model, self._tokenizer, quick=True))
+        changed = self._unedited.differing(self._quick_identity())
         if not changed:
             return
         if computed:

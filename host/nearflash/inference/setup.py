@@ -39,6 +39,7 @@ __all__ = [
     "is_gpu",
     "open_engine",
     "split_cache",
+    "split_parts",
 ]
 
 CPU, CUDA = "cpu", "cuda"
@@ -90,28 +91,25 @@ def open_engine(
     Raises CommandError for a path or NAND where there is none, and for lists of unequal lengths; ConfigError for more
     devices than KV heads; what opening raises.
     """
-    devices, files = _parts(device, num_devices, path)
-    if keep and (files[0] is None or len(devices) > 1):
+    parts = split_parts(shape.kv_heads, device, num_devices, path, stripe_ratio)
+    if keep and (parts[0][1] is None or len(parts) > 1):
         raise CommandError("keep must be False without a path, and with several devices: there sequences are not kept")
-    ratio = [1.0] * len(devices) if stripe_ratio is None else list(stripe_ratio)
-    if len(ratio) != len(devices):
-        raise CommandError(f"stripe_ratio must have a number for each of {len(devices)} devices or files, not {ratio}")
-    for name, file in zip(devices, files, strict=True):
+    for name, file, _ in parts:
         _check_place(name, file, nand_block_pages)
     if layout is None:
-        profile = drive_profile(files[0]) if _has_file(devices[0]) else None
+        profile = drive_profile(parts[0][1]) if _has_file(parts[0][0]) else None
         layout = default_layout(shape.dim, policy, tokens, profile)
-    counts, engines = split_heads(shape.kv_heads, ratio), list[Engine]()
+    ends, engines = accumulate(count for _, _, count in parts), list[Engine]()
     try:
-        for name, file, count, end in zip(devices, files, counts, accumulate(counts), strict=True):
+        for (name, file, count), end in zip(parts, ends, strict=True):
             part = replace(shape, kv_heads=count)
             if _has_file(name):
-                sizes = cache_bytes // len(devices), suffix_bytes // len(devices)
+                sizes = cache_bytes // len(parts), suffix_bytes // len(parts)
                 gpu = name if is_gpu(name) else ""
                 engines.append(_file(part, policy, layout, tokens, sequences, file, end - count, *sizes, keep, gpu))
             else:
                 flash = partial(_device_flash, part, layout, tokens, sequences, nand_block_pages)
-                kept = suffix_bytes // len(devices) if nand_block_pages else 0
+                kept = suffix_bytes // len(parts) if nand_block_pages else 0
                 engines.append(_device(name, part, policy, layout, flash, end - count, kept))
     except BaseException:
         for engine in engines:
@@ -120,21 +118,28 @@ def open_engine(
     return engines[0] if len(engines) == 1 else CsdArray(engines)
 
 
-def _parts(
-    device: str | Sequence[str], num_devices: int, path: Path | Sequence[Path] | None
-) -> tuple[list[str], list[Path | None]]:
-    """Device and file of each part of the heads. Raises CommandError for lists that do not go together."""
+def split_parts(
+    kv_heads: int, device: str | Sequence[str], num_devices: int = 1, path: Path | Sequence[Path] | None = None,
+    stripe_ratio: Sequence[float] | None = None,
+) -> list[tuple[str, Path | None, int]]:  # fmt: skip
+    """Device, file and number of KV heads of each part of an engine, as `open_engine` takes them.
+
+    Raises CommandError for lists that do not go together, ConfigError for more parts than heads.
+    """
     devices = [device] if isinstance(device, str) else list(device)
     paths: list[Path | None] = [path] if path is None or isinstance(path, Path) else [*path]
     if len(devices) > 1 and num_devices > 1:
         raise CommandError(f"num_devices must be 1 where {len(devices)} devices are named, not {num_devices}")
     if len(paths) > 1 and max(len(devices), num_devices) not in (1, len(paths)):
         raise CommandError(f"path must be one, or one for each device, not {len(paths)} of them")
-    devices *= max(num_devices, len(paths) if len(devices) == 1 else 1)
+    devices *= max(num_devices, len(paths)) if len(devices) == 1 else 1
     if len(paths) == 1 < len(devices):
         (one,) = paths
         paths = [None if one is None else one.with_name(f"{one.name}.{number}") for number in range(len(devices))]
-    return devices, paths
+    ratio = [1.0] * len(devices) if stripe_ratio is None else list(stripe_ratio)
+    if len(ratio) != len(devices):
+        raise CommandError(f"stripe_ratio must have a number for each of {len(devices)} devices or files, not {ratio}")
+    return list(zip(devices, paths, split_heads(kv_heads, ratio), strict=True))
 
 
 def _has_file(device: str) -> bool:

@@ -6,7 +6,8 @@
 Tokens are those of transformers' model.generate for the same batches, where nothing is stored in fewer bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -21,19 +22,19 @@ from nearflash.inference.cache.guard import guard
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.settings import Caller, check_processors, check_seed, generation_settings
-from nearflash.offload.cache.engines import KvPlaces, engine_tiers
+from nearflash.offload.cache.engines import KvPlaces, check_engines, engine_tiers
 from nearflash.offload.report import OffloadProgress, OffloadResult
 from nearflash.offload.results import Results, prompt_digest
 from nearflash.offload.run import OffloadRun, RunContext, RunRequest
 from nearflash.offload.schedule.pipeline import open_stage
-from nearflash.offload.tiers.ledger import Budgets, Ledger
+from nearflash.offload.tiers.ledger import COMPUTE, Budgets, Ledger
 from nearflash.offload.tiers.link import DeviceLink
 from nearflash.offload.tiers.placement import place_units
 from nearflash.offload.weights.experts.cache import ExpertCache
 from nearflash.offload.weights.experts.mixture import MixtureLayer, find_mixtures
 from nearflash.offload.weights.experts.patch import ExpertPatch
 from nearflash.offload.weights.layer_weights import LayerWeights
-from nearflash.offload.weights.skeleton import Skeleton, open_skeleton
+from nearflash.offload.weights.skeleton import Skeleton, find_weights, open_skeleton
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.weights.pretrained import load_tokenizer
 from nearflash.weights.sources import Source
@@ -81,6 +82,8 @@ class OffloadedModel:
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
         self.model = guard(self.skeleton.model)
         self._sources = self._name_sources()
+        if policy.weight_bits == 4:
+            find_weights(self.model).bits = 4
         self.link = DeviceLink(device)
         sources = self.skeleton.layer_sources
         self.stage = open_stage(len(sources))
@@ -149,6 +152,7 @@ class OffloadedModel:
         if attention is not None and engine is not None:
             raise CommandError("attention must be None with an engine, which has its own")
         places = places or KvPlaces()
+        check_engines(self.policy, attention, places)
         in_engines = engine_tiers(self.policy, attention, places, self.policy.num_batches)
         if in_engines and self.stage.ranks > 1:
             raise CommandError(f"ranks must be 1 where engines hold the KV cache, not {self.stage.ranks}")
@@ -196,6 +200,37 @@ class OffloadedModel:
             return run.all(None)
         with Results(results, [prompt_digest(row) for row in rows], kept) as file:
             return run.all(file)
+
+    @contextmanager
+    def call_by_layer(self) -> Iterator[Any]:
+        """Inside of the block the model computes when it is called: each layer has its weights then, and the next one's
+        come meanwhile. For one batch at a time, with a cache of the caller's, as model.generate takes it.
+
+        Raises CommandError with several ranks.
+        """
+        if self.stage.ranks > 1:
+            raise CommandError(f"ranks must be 1 where a model is called as a whole, not {self.stage.ranks}")
+        self.ledger.clear()
+        layers = self.skeleton.layers
+        for number, layer in enumerate(layers):
+            layer.forward = self._with_weights(number, layer.forward)
+        try:
+            yield self.model
+        finally:
+            for layer in layers:
+                del layer.forward
+
+    def _with_weights(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            with self._weights.use(number), self.ledger.span(COMPUTE, layer=number):
+                return forward(*args, **kwargs)
+
+        return compute
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Parameters of the layers, by name in the model, which have memory only while they are computed with."""
+        return tuple(self._sources)
 
     def close(self) -> None:
         """Free memory and files; may be called twice."""

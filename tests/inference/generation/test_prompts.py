@@ -19,7 +19,7 @@ from nearflash.inference.generate import generate
 from nearflash.inference.prompts import encode_text, pad_left, position_limit, prompt_rows
 from nearflash.inference.session import Session
 from nearflash.offload import generate as offloaded
-from nearflash.offload.__main__ import _prompts as prompts_of_file
+from nearflash.offload.commands.generate import token_rows
 from nearflash.planning.policy import OffloadPolicy, Shares
 
 IDS = [[5, 6, 7], [8, 9]]
@@ -141,9 +141,9 @@ def test_only_newlines_end_a_prompt_of_a_file(tmp_path):
     file = tmp_path / "prompts"
     odd = "one\u2028two\x0bthree\x0cfour\x85five\rsix\x1cseven\u2029eight"
     file.write_bytes(f"{odd}\n\n  \nnext\r\nlast".encode())
-    assert read_prompts(None, file, io.StringIO()) == prompts_of_file(file) == [odd, "next", "last"]
-    file.write_text("[5, 6]\n[7]\n")
-    assert prompts_of_file(file) == [[5, 6], [7]]
+    assert read_prompts(None, file, io.StringIO()) == [odd, "next", "last"]
+    assert token_rows(["[5, 6]", "[7]"]) == [[5, 6], [7]]
+    assert token_rows(["[5, 6]", "next"]) is None and token_rows(["5"]) is None
 
 
 def test_prompts_of_no_regular_file_are_rejected_at_once(tmp_path, monkeypatch):
@@ -152,9 +152,8 @@ def test_prompts_of_no_regular_file_are_rejected_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("nearflash.support.files.read_text.__defaults__", (4,))
     (tmp_path / "large").write_text("12345")
     for name, why in (("pipe", "it is no regular file"), ("large", "it has more than 4 bytes"), ("", "")):
-        for read in (partial(read_prompts, None), lambda file, _: prompts_of_file(file)):
-            with pytest.raises(CommandError, match=rf"prompts must be in a readable file, not .*{why}"):
-                read(tmp_path / name, io.StringIO())
+        with pytest.raises(CommandError, match=rf"prompts must be in a readable file, not .*{why}"):
+            read_prompts(None, tmp_path / name, io.StringIO())
 
 
 def test_a_device_that_is_none_is_rejected_before_the_model_is_loaded(capsys):

@@ -12,6 +12,7 @@ pytest.importorskip("accelerate")
 
 from nearflash.abi.errors import CommandError, PlanError
 from nearflash.cli.plan import tune
+from nearflash.offload import OffloadedModel
 from nearflash.offload.commands import generate as command
 from nearflash.planning.plan_file import PLAN_NAME
 from nearflash.planning.profile import load_machine
@@ -85,10 +86,7 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(prompts
 
 
 def test_the_plan_beside_the_model_is_taken(tmp_path, prompts, capsys):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for file in MODEL.iterdir():
-        (folder / file.name).symlink_to(file)
+    folder = linked(tmp_path)
     assert (
         called(tune, "tune", folder, "--hardware", "gpu24", "--prompt-len", 16, "--gen-len", 6) == 0
         and (folder / PLAN_NAME).is_file()
@@ -126,14 +124,104 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
     ("options", "message"),
     [
         (("--gpu-memory", "1"), "gpu_memory must be given with --plan FILE, or --plan auto"),
-        (("--plan", "auto", "--stream"), "stream must be left out with --plan"),
-        (("--plan", "auto", "--policy", "auto"), "policy must be left out with --plan"),
-        (("--plan", "auto", "--device", "verilator"), "device must be cpu or cuda with --plan, not 'verilator'"),
+        (("--plan", "auto", "--weights", "disk=1"), "weights must be left out with --plan, which says where"),
+        (("--batch-size", "3"), "batch_size must be given with --plan FILE, or --plan auto"),
+        (("--weights", "disk=1", "--disk", "1"), "disk must be given with --plan auto, which fills so much"),
+        (("--plan", "auto", "--dtype", "fp16"), "dtype must be left out with a plan"),
+        (("--plan", "auto", "--mini-batches", "2"), "mini_batches must be 1 with a plan"),
+        (("--plan", "auto", "--stream", "--json"), "stream must be given without results and json"),
+        (("--plan", "auto", "--device", "cpu", "--kv-device", "model"), "device must be left out with kv_device"),
+        (("--model-device", "model"), "model_device must be cpu, cuda or cuda:N, not 'model'"),
+        (("--kv-device", "cuda"), "model_device must be cuda where K and V are there, not cpu"),
+        (("--kv-device", "model:attend-tiny", "--path", "kv"), "path must be given with device cpu or cuda"),
+        (("--cache", "device=1"), "kv_device must be given: the plan places 100% of the KV cache on near-storage"),
+        (
+            ("--cache-bits", "4", "--cache", "host=1", "--attention", "sparf"),
+            "cache_bits must be 16 where an attention",
+        ),
+        (("--cache-bits", "4", "--cache", "host=1", "--stream"), "cache_bits must be 16 where an attention"),
+        (("--cache-bits", "4", "--cache", "host=1", "--session", "kv"), "cache_bits must be 16 with session"),
+        (("--cache", "host=1", "--path", "a", "--path", "b", "--stripe-ratio", "1"), "stripe_ratio must have a number"),
     ],
 )
-def test_options_that_do_not_go_together(options, message):
+def test_options_that_do_not_go_together(options, message, monkeypatch):
+    monkeypatch.setattr(OffloadedModel, "__init__", None)  # nothing is loaded before
     with pytest.raises(CommandError, match=re.escape(message)):
         run("a prompt", *options)
+
+
+DISK = ("--weights", "disk=1", "--batch-size", "2", "--num-batches", "2")
+"""A plan by hand, whose weights are read at each visit."""
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (("--cache", "disk=1"), "cache host to disk"),
+        (("--attention", "sparf-page", "--cache", "gpu=1"), "weights disk to host"),
+        (("--attention", "sparq", "--cache", "disk=1"), ", disk "),
+        (("--path", "FILE.a", "--path", "FILE.b", "--stripe-ratio", "2,1"), "cache host to disk"),
+        (("--kv-device", "model:attend-tiny"), "cache host to device"),
+        (("--kv-device", "model:attend-tiny,model:attend-tiny", "--cache", "device=0.5,host=0.5"), "host to device"),
+    ],
+    ids=["disk", "sparse memory", "sparse disk", "files", "device", "devices"],
+)
+def test_a_plan_by_hand_gives_the_texts_of_memory(prompts, tmp_path, capsys, given, shown):
+    """Contexts so short are read in full by every policy (--min-tokens)."""
+    run("--prompts", prompts, "--attention", "dense")
+    expected = texts_of(capsys)
+    options = [option.replace("FILE", str(tmp_path / "kv")) for option in given]
+    assert run("--prompts", prompts, *DISK, *options) == 0
+    out, err = capsys.readouterr()
+    assert [text for text in out.split("\n\n") if text.strip()] == expected
+    assert shown in err and "weights disk to host" in err
+    assert "--path" not in given or {file.name for file in tmp_path.iterdir()} >= {"kv.a", "kv.b"}
+
+
+def test_a_stream_by_a_plan_is_the_text(capsys):
+    run(LINES[0], "--attention", "dense")
+    expected = capsys.readouterr().out
+    assert run(LINES[0], *DISK, "--stream") == 0
+    out, err = capsys.readouterr()
+    assert out.strip() == expected.strip() and "moved: weights disk to host" in err
+
+
+def test_a_session_by_a_plan_goes_on_in_memory_and_back(tmp_path, capsys):
+    """Kept K and V are the model's, wherever its weights lie: what was computed is not computed again."""
+    run(f"{LINES[0]} of a", "--attention", "dense", "--dtype", "fp16")
+    expected, file = capsys.readouterr().out, ("--session", tmp_path / "kv")
+    run(LINES[0], *DISK, *file)
+    for how in (("--dtype", "fp16"), DISK):
+        capsys.readouterr()
+        assert run(f"{LINES[0]} of a", *how, *file) == 0
+        out, err = capsys.readouterr()
+        assert out == expected
+        assert int(re.search(r"K and V of (\d+) of them are used again", err)[1]) > 0
+    with pytest.raises(OSError, match="its weights are another one's"):
+        run(LINES[0], "--weights", "host=1", "--weight-bits", "4", *file)
+
+
+@pytest.mark.parametrize("setting", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 2}], ids=["beams", "drafts"])
+def test_settings_of_one_call_are_followed_by_a_plan(tmp_path, prompts, capsys, setting):
+    """Beams need a cache that forks: those of a block are one call."""
+    folder = linked(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps(setting))
+    one = ["--prompts", prompts] if "num_beams" in setting else [LINES[0]]
+    run(*one, "--attention", "dense", model=folder)
+    expected = texts_of(capsys)
+    assert run(*one, *DISK, model=folder) == 0
+    assert texts_of(capsys) == expected
+    with pytest.raises(CommandError, match="results must be left out"):
+        run(*one, *DISK, "--results", tmp_path / "results", model=folder)
+
+
+def linked(tmp_path):
+    """A folder whose files are links to the model's."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in MODEL.iterdir():
+        (folder / file.name).symlink_to(file)
+    return folder
 
 
 def test_a_plans_file_has_its_own_memory(tmp_path, prompts):

@@ -9,16 +9,22 @@ from pathlib import Path
 import pytest
 
 from nearflash.abi.errors import CommandError
+from nearflash.cli import main as cli
 from nearflash.offload import generate
-from nearflash.offload.__main__ import main, shares
+from nearflash.offload.commands.options import shares
 from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.planning.policy import OffloadPolicy, Shares
 
 
+def main(argv):
+    return cli.main([str(each) for each in argv])
+
+
 def start(ranks, folder, file, *options):
+    program = str(Path(sys.executable).with_name("nearflash"))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0",
-               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "nearflash.offload", str(folder),
-               "--prompts", str(file), "--max-new-tokens", "9", *options]  # fmt: skip
+               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--no-python", program, "generate", "--json",
+               "--model", str(folder), "--prompts", str(file), "--max-new-tokens", "9", *options]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -54,7 +60,8 @@ def test_two_ranks_give_the_tokens_of_one(saved, prompt_file, plain, family, opt
 def test_ranks_draw_the_same_tokens(saved, prompt_file):
     folder, _ = saved("llama")
     rows, file = prompt_file
-    found, _ = start(2, folder, file, "--temperature", "1.3", "--seed", "4", "--batch-size", "4")
+    drawn = ["--temperature", "1.3", "--seed", "4"]
+    found, _ = start(2, folder, file, *drawn, "--weights", "disk=1", "--batch-size", "4")
     policy = OffloadPolicy(4, 1, Shares(disk=1), Shares(host=1), Shares(gpu=1))
     assert found == generate(folder, rows, policy, max_new_tokens=9, temperature=1.3, seed=4).tokens
 
@@ -77,8 +84,9 @@ def test_the_command_writes_results_and_a_trace(saved, prompt_file, plain, tmp_p
     folder, model = saved("llama")
     rows, file = prompt_file
     results, trace = tmp_path / "results", tmp_path / "trace.json"
-    options = ["--max-new-tokens", "5", "--batch-size", "3", "--results", str(results), "--trace", str(trace)]
-    assert main([str(folder), "--prompts", str(file), *options]) == 0
+    options = ["--max-new-tokens", "5", "--weights", "disk=1", "--batch-size", "3"]
+    options += ["--results", results, "--trace", trace]
+    assert main(["generate", "--json", "--model", folder, "--prompts", file, *options]) == 0
     shown = [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()]
     assert shown == plain(model, rows, 3, 5)
     assert len(results.read_text().splitlines()) == 8
@@ -87,11 +95,9 @@ def test_the_command_writes_results_and_a_trace(saved, prompt_file, plain, tmp_p
 
 def test_the_command_names_what_is_wrong(saved, prompt_file, tmp_path, capsys):
     _, file = prompt_file
-    assert main([str(tmp_path), "--prompts", str(file)]) == 1
+    assert main(["generate", "--model", tmp_path, "--prompts", file, "--weights", "disk=1"]) == 2
     assert "config.json" in capsys.readouterr().err
-    assert main([str(saved("llama")[0]), "--prompts", str(Path("nowhere"))]) == 1
-    assert "prompts must be in a readable file" in capsys.readouterr().err
     for wrong in ("gpu=2", "gpu", "disc=1", "gpu=0.5", "gpu=x"):
         with pytest.raises(SystemExit):
-            main([str(tmp_path), "--prompts", str(file), "--weights", wrong])
+            main(["generate", "--model", tmp_path, "--prompts", file, "--weights", wrong])
     assert shares("gpu=0.25,disk=0.75") == Shares(gpu=0.25, disk=0.75)

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, UnknownDeviceError
+from nearflash.device import available_devices
+from nearflash.device.registry import full_name
 from nearflash.inference.policy.estimate import read_seconds
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.storage.io.profile import find_profile
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from nearflash.inference.generate import Generated
     from nearflash.inference.progress import GenerationProgress
 
-__all__ = ["estimate", "read_lines", "read_prompts", "report_progress", "summary"]
+__all__ = ["check_device", "estimate", "is_torch", "read_lines", "read_prompts", "report_progress", "summary"]
 
 _INDEX_SHARE = 1 / 8
 """Of int4 index rows, of the bytes of K and V."""
@@ -60,6 +62,24 @@ def read_lines(file: Path) -> list[str]:
     if not lines:
         raise CommandError(f"prompts must be at least one line of {str(file)!r}, not none")
     return lines
+
+
+def is_torch(device: str) -> bool:
+    """Whether torch computes on it: the CPU, or a GPU."""
+    return device == "cpu" or device.split(":")[0] == "cuda"
+
+
+def check_device(device: str) -> None:
+    """Raise UnknownDeviceError, before a model is loaded, for a device that is none."""
+    if not is_torch(device):
+        try:
+            full_name(device, "attend")
+        except UnknownDeviceError as error:
+            names = sorted({name.partition(":")[0] for name in available_devices("attend")})
+            raise UnknownDeviceError(
+                f"device must be cpu, cuda, cuda:N, or one of {', '.join(names)}, not {device!r}: nearflash devices "
+                "lists the last with their builds"
+            ) from error
 
 
 def estimate(shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: int, path: Path | None) -> Iterator[str]:

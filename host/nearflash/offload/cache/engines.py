@@ -27,7 +27,7 @@ from nearflash.offload.tiers.placement import place_units
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.storage.kv import KvLayout
 
-__all__ = ["BlockEngines", "KvPlaces", "engine_tiers"]
+__all__ = ["BlockEngines", "KvPlaces", "check_engines", "engine_tiers"]
 
 DEVICE, DISK, MEMORY = "device", "disk", "memory"
 _WRITES, _READS = {DEVICE: "cache host to device", DISK: "cache host to disk"}, {DISK: "cache disk to host"}
@@ -36,7 +36,7 @@ _WRITES, _READS = {DEVICE: "cache host to device", DISK: "cache host to disk"}, 
 
 @dataclass(frozen=True)
 class KvPlaces:
-    """What engines keep keys and values on, as `open_engine` takes it.
+    """Devices and files on which engines keep keys and values, as `open_engine` takes them.
 
     devices: attend devices; none: the host's processor attends, or the GPU that the model is on (`cuda`). num_devices,
     stripe_ratio, nand_block_pages, cache_bytes, layout: see `open_engine`. paths: files of the disk's share, or of all
@@ -57,41 +57,56 @@ class KvPlaces:
         return any(name.split(":")[0] not in ("cpu", "cuda") for name in self.devices)
 
 
-def engine_tiers(policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces, batches: int) -> list[str]:
-    """Tier of each of a block's first batches that engines hold; the batches behind them have a TieredCache."""
+def engine_tiers(
+    policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces, batches: int, *, always: bool = False
+) -> list[str]:
+    """Tier of each of a block's first batches that engines hold; the batches behind them have a TieredCache.
+
+    always: engines hold all of them.
+    """
     if places.attends_on_device and not policy.cache.device:
         return [DEVICE] * batches
     tiers = [DEVICE] * round(policy.cache.device * batches)
     sparse = attention is not None and (attention.mode is not AttentionMode.DENSE or bool(attention.overrides))
-    if sparse or places.paths:
+    if sparse or places.paths or always:
         rest = place_units(policy.cache, [1] * (batches - len(tiers)))
         on_disk = places.paths and not policy.cache.disk
         tiers += [DISK if on_disk or tier == "disk" else MEMORY for tier in rest]
     return tiers
 
 
+def check_engines(
+    policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces, *, always: bool = False
+) -> bool:
+    """Whether engines hold any batches. Raises CommandError where they are to, of a cache of 4 bits."""
+    held = bool(engine_tiers(policy, attention, places, policy.num_batches, always=always))
+    if held and policy.cache_bits != 16:
+        raise CommandError(
+            "cache_bits must be 16 where an attention policy, a path, a device or a stream has the KV cache, not "
+            f"{policy.cache_bits}: it is kept in fp16; make a plan with --cache-bits 16"
+        )
+    return held
+
+
 class BlockEngines:
     """Engines with room for the largest of some blocks, open. Close it, or use it as a context manager.
 
-    given: for all of the batches that engines hold, in place of those that would be opened; it stays open. A tier's
-    bytes are taken from `ledger`, which counts at the end what moved. Raises CommandError beyond a budget, and for keys
-    and values of 4 bits, what `open_engine` raises.
+    given: for all of the batches that engines hold, in place of those that would be opened; it stays open. always:
+    engines hold all batches, also where a TieredCache could. A tier's bytes are taken from `ledger`, which counts at
+    the end what moved. Raises CommandError beyond a budget, what `check_engines` and `open_engine` raise.
     """
 
     def __init__(
         self, config: Any, policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces,
         shapes: Sequence[BlockShape], *, ledger: Ledger, scratch: Path | None, given: Engine | None = None,
+        always: bool = False,
     ) -> None:  # fmt: skip
+        check_engines(policy, attention, places, always=always)
         self._policy, self._attention, self._places = policy, attention, places
-        self._ledger, self._scratch, self._given = ledger, scratch, given
+        self._ledger, self._scratch, self._given, self._always = ledger, scratch, given, always
         self._engines: dict[str, Engine] = {}
         self._held: list[tuple[str, int]] = []
         held = [list(zip(self.tiers(len(shape.batches)), shape.batches, strict=False)) for shape in shapes]
-        if any(held) and policy.cache_bits != 16:
-            raise CommandError(
-                f"cache_bits must be 16 where an attention policy, a path or a device has the KV cache, not "
-                f"{policy.cache_bits}: they keep it in fp16; make a plan with --cache-bits 16"
-            )
         try:
             for tier in (DEVICE, DISK, MEMORY) if given is None else ():
                 own = [[batch for name, batch in block if name == tier] for block in held]
@@ -103,7 +118,7 @@ class BlockEngines:
 
     def tiers(self, batches: int) -> list[str]:
         """See engine_tiers."""
-        return engine_tiers(self._policy, self._attention, self._places, batches)
+        return engine_tiers(self._policy, self._attention, self._places, batches, always=self._always)
 
     def of(self, batch: int, batches: int) -> Engine | None:
         """The engine of a batch of a block of so many; None where it has a TieredCache."""

@@ -4,7 +4,7 @@ Every rank runs the model's own code for every batch. Layers that are another ra
 takes its hidden states from the rank before, and the last rank's tokens go to all others, in the place of logits. With
 several groups of batches one rank computes a group while the next rank computes another.
 
-    torchrun --nproc 2 -m nearflash.offload MODEL --prompts FILE
+    torchrun --nproc 2 --no-python nearflash generate --model MODEL --prompts FILE --weights disk=1
 """
 
 import os

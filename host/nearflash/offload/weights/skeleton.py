@@ -1,11 +1,15 @@
 """A model without weights, and where its layers are: what transformers builds from a configuration alone."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from nearflash.offload.weights.groups import quantize_source
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.empty import empty_model
 from nearflash.weights.folder import open_folder
@@ -13,7 +17,36 @@ from nearflash.weights.layers import decoder_layers
 from nearflash.weights.pretrained import silent_transformers
 from nearflash.weights.sources import Source, sources_of
 
-__all__ = ["Skeleton", "open_skeleton"]
+__all__ = ["Skeleton", "find_weights", "open_skeleton"]
+
+
+class _StoredWeights(Mapping[str, Tensor]):
+    """A model's parameters by name, read when they are asked for; with bits of 4 as they are when they were
+    quantised."""
+
+    def __init__(self, sources: Mapping[str, Source], layers: str) -> None:
+        self._sources, self._layers = sources, layers
+        self.bits = 16
+
+    def __getitem__(self, name: str) -> Tensor:
+        source = self._sources[name]
+        if self.bits == 4 and name.startswith(self._layers):
+            source = quantize_source(source, read=True)
+        value = torch.empty(source.shape, dtype=source.dtype)
+        source.read_into(value)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+def find_weights(model: Any) -> _StoredWeights:
+    """A skeleton's parameters, read where its identity is asked for, as from a hook of accelerate's."""
+    found: _StoredWeights = model._hf_hook.weights_map
+    return found
 
 
 @dataclass
@@ -53,6 +86,7 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
             layer_sources[int(number)][inner] = source
         else:
             others[name] = source
+    model._hf_hook = SimpleNamespace(weights_map=_StoredWeights(sources, f"{prefix}."))
     inside = {id(module) for layer in layers for module in layer.modules()}
     owners = [
         module for module in model.modules()

@@ -1,17 +1,23 @@
+"""`nearflash generate` with everything in memory: what it prints, and what it refuses."""
+
 import argparse
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-import nearflash.inference.commands.chat
 from nearflash.cli import main as cli
 from nearflash.inference.commands.console import estimate
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.offload.commands import generate
+from nearflash.offload.commands.options import _size
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile
 from nearflash.storage.kv import KvShape
+
+MODEL = Path(__file__).parents[2] / "data/doclm-7m"
 
 
 def run(capsys, *argv):
@@ -20,10 +26,10 @@ def run(capsys, *argv):
     return code, captured.out, captured.err
 
 
-def test_prompts_are_continued(capsys, tmp_path, doclm_folder):
+def test_prompts_are_continued(capsys, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("The committee met in the spring\n\nWater\n")
-    settings = ("generate", "--model", str(doclm_folder), "--prompts", str(prompts), "--max-new-tokens", "4")
+    settings = ("generate", "--model", str(MODEL), "--prompts", str(prompts), "--max-new-tokens", "4")
     code, out, err = run(capsys, *settings)
     assert code == 0 and out.startswith("The committee met in the spring") and "\nWater" in out
     assert "token 4/4  " in err and "\n8 tokens: prefill" in err and "no flash was read" in err
@@ -63,8 +69,8 @@ def test_errors_say_what_to_do(capsys, tmp_path):
     assert code == 2 and "stream must be of one prompt, not of 2" in err
 
 
-def test_a_prompt_from_an_argument_or_standard_input(capsys, monkeypatch, doclm_folder):
-    settings = ("generate", "--model", str(doclm_folder), "--max-new-tokens", "4")
+def test_a_prompt_from_an_argument_or_standard_input(capsys, monkeypatch):
+    settings = ("generate", "--model", str(MODEL), "--max-new-tokens", "4")
     code, out, err = run(capsys, *settings, "Water is")
     assert code == 0 and out.startswith("Water is") and "token 4/4" in err
     assert "policy: dense, as no sequence exceeds 1024 tokens" in err and "MB are written to a temporary file" in err
@@ -80,8 +86,8 @@ def test_a_prompt_from_an_argument_or_standard_input(capsys, monkeypatch, doclm_
         assert code == 2 and match in err
 
 
-def test_a_seed_decides_what_is_sampled(capsys, doclm_folder):
-    settings = ("generate", "--model", str(doclm_folder), "Water is", "--max-new-tokens", "8", "--temperature", "2")
+def test_a_seed_decides_what_is_sampled(capsys):
+    settings = ("generate", "--model", str(MODEL), "Water is", "--max-new-tokens", "8", "--temperature", "2")
     texts = [run(capsys, *settings, "--seed", seed)[1] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
 
@@ -124,9 +130,9 @@ def test_the_command_alone_loads_no_torch():
 
 
 def test_without_its_packages_there_is_no_command(monkeypatch):
-    monkeypatch.setattr(nearflash.inference.commands.chat, "find_spec", lambda name: name != "transformers")
+    monkeypatch.setattr(generate, "find_spec", lambda name: name != "transformers")
     with pytest.raises(ModuleNotFoundError) as raised:
-        nearflash.inference.commands.chat.generate(argparse.ArgumentParser().add_subparsers())
+        generate.generate(argparse.ArgumentParser().add_subparsers())
     assert raised.value.name == "transformers"
 
 
@@ -134,7 +140,7 @@ def test_without_its_packages_there_is_no_command(monkeypatch):
     "size, size_bytes", [("0", 0), ("4096", 4096), ("3k", 3 << 10), ("512M", 512 << 20), ("2G", 2 << 30)]
 )
 def test_cache_size_is_a_number_of_bytes(size, size_bytes):
-    assert nearflash.inference.commands.chat._size(size) == size_bytes
+    assert _size(size) == size_bytes
 
 
 @pytest.mark.parametrize("size", ["", "G", "-1", "1.5G", "3T"])
