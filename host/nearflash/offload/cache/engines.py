@@ -30,8 +30,6 @@ from nearflash.storage.kv import KvLayout
 __all__ = ["BlockEngines", "KvPlaces", "check_engines", "engine_tiers"]
 
 DEVICE, DISK, MEMORY = "device", "disk", "memory"
-_WRITES, _READS = {DEVICE: "cache host to device", DISK: "cache host to disk"}, {DISK: "cache disk to host"}
-"""Links by tier: attention to what is in memory, or in a device, moves no keys and values."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,8 @@ class BlockEngines:
 
     def _open(self, config: Any, tier: str, blocks: Sequence[Sequence[BatchShape]]) -> None:
         shape, places = kv_shape_of(config), self._places
+        heads = config.get_text_config(decoder=True).num_attention_heads
+        self._query_bytes = 2 * shape.dim * heads // shape.kv_heads  # fp16, of the query heads of one KV head
         tokens = max(batch.tokens for block in blocks for batch in block)
         sequences = max(sum(batch.sequences for batch in block) for block in blocks)
         size_bytes = sequences * tokens * shape.token_bytes
@@ -172,9 +172,14 @@ class BlockEngines:
                 self._engines[tier] = open_engine(shape, attention, path=path, **options)
 
     def _count(self, tier: str, engine: Engine) -> None:
+        """Add what a tier's link carried: pages of files; of a device K and V, queries, and outputs back."""
         parts = engine.engines if isinstance(engine, CsdArray) else (engine,)
         stores = [part.store for part in parts if isinstance(part, StoreEngine)]
-        if tier in _WRITES:
-            self._ledger.count_bytes(_WRITES[tier], sum(store.statistics.programmed_bytes for store in stores))
-        if tier in _READS:
-            self._ledger.count_bytes(_READS[tier], sum(engine.counters.flash_bytes.values()))
+        if tier == DEVICE:
+            queries = engine.counters.heads * self._query_bytes
+            appended = sum(store.statistics.host_bytes for store in stores)
+            self._ledger.count_bytes("cache host to device", appended + queries)
+            self._ledger.count_bytes("cache device to host", queries)
+        elif tier == DISK:
+            self._ledger.count_bytes("cache host to disk", sum(store.statistics.programmed_bytes for store in stores))
+            self._ledger.count_bytes("cache disk to host", sum(engine.counters.flash_bytes.values()))
