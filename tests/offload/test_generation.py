@@ -203,6 +203,18 @@ def test_an_engine_that_is_given_is_used_and_left_empty(saved, prompts, plain):
     assert done.tokens == plain(model, rows, 3, 10)
 
 
+@pytest.mark.parametrize(("family", "options"), [("gemma2", {}), ("mixtral", {"expert_bytes": 1 << 20})])
+def test_a_model_that_is_called_has_its_weights_layer_by_layer(saved, prompts, plain, family, options):
+    """By transformers' own generate and cache, of a window and of experts that are read as they are routed, too."""
+    folder, model = saved(family)
+    rows = prompts(3)
+    with OffloadedModel(folder, policy(MIXED), **options) as opened:
+        with opened.call_by_layer() as called:
+            assert plain(called, rows, 3, 12) == plain(model, rows, 3, 12)
+            assert opened.ledger.links["weights disk to host"] > 0
+        assert opened.generate(rows, max_new_tokens=12).tokens == plain(model, rows, 3, 12)
+
+
 def test_results_are_of_one_attention(saved, prompts, tmp_path):
     """Texts of other keys and values were taken for those asked for."""
     from nearflash.inference import AttentionMode, AttentionPolicy

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,16 @@ pytest.importorskip("accelerate")
 
 from nearflash.abi.errors import CommandError, PlanError
 from nearflash.cli.plan import tune
+from nearflash.identity import weights_digests
+from nearflash.inference.calibration.choose import UNIFORM, model_digest
+from nearflash.inference.policy.files import PolicyFile, own_folder
+from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import default_layout
 from nearflash.offload import OffloadedModel
 from nearflash.offload.commands import generate as command
 from nearflash.planning.plan_file import PLAN_NAME
 from nearflash.planning.profile import load_machine
+from nearflash.weights.pretrained import load_model
 
 MODEL = Path(__file__).parents[2] / "data/doclm-7m"
 LINES = ("The kernel reads", "A drive that", "In this chapter we describe how to")
@@ -131,6 +138,7 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
         (("--plan", "auto", "--mini-batches", "2"), "mini_batches must be 1 with a plan"),
         (("--plan", "auto", "--stream", "--json"), "stream must be given without results and json"),
         (("--plan", "auto", "--device", "cpu", "--kv-device", "model"), "device must be left out with kv_device"),
+        (("--nand-block-pages", "64"), "nand_block_pages must be 0 with device cpu, which has no NAND, not 64"),
         (("--model-device", "model"), "model_device must be cpu, cuda or cuda:N, not 'model'"),
         (("--kv-device", "cuda"), "model_device must be cuda where K and V are there, not cpu"),
         (("--kv-device", "model:attend-tiny", "--path", "kv"), "path must be given with device cpu or cuda"),
@@ -213,6 +221,27 @@ def test_settings_of_one_call_are_followed_by_a_plan(tmp_path, prompts, capsys, 
     assert texts_of(capsys) == expected
     with pytest.raises(CommandError, match="results must be left out"):
         run(*one, *DISK, "--results", tmp_path / "results", model=folder)
+
+
+def test_a_calibration_of_the_weights_is_found_by_a_plan(tmp_path, capsys, monkeypatch):
+    """Its digest is that of the weights as the plan computes with them, which are read for it one by one."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    config, prompts = json.loads((MODEL / "config.json").read_text()), tmp_path / "prompts"
+    prompts.write_text(json.dumps(list(range(3, 1030))))
+    base = AttentionPolicy("sparf-page", score_dims=8, top_p=0.5)
+    layers, heads = config["num_hidden_layers"], config["num_key_value_heads"]
+    table = replace(base, overrides={(layer, head): base for layer in range(layers) for head in range(heads)})
+    model = load_model(MODEL, "fp16")
+    layout = default_layout(config["hidden_size"] // config["num_attention_heads"], UNIFORM, 1 << 20)
+    for weights, line in (
+        (weights_digests(model, (model.dtype,)), r"policy: \S+own.json, calibrated for doclm"),
+        ({"float16": "tuned"}, r"uniform sparf-page, as \S+own.json was calibrated for other weights"),
+    ):
+        file = PolicyFile("doclm", model_digest(model.config), table, layout, 0.1, 0.1, "a test", weights)
+        file.write(own_folder() / "own.json")
+        assert run("--json", "--prompts", prompts, *DISK, "--max-new-tokens", 2) == 0
+        out, err = capsys.readouterr()
+        assert re.search(line, err) and len(json.loads(out)["tokens"]) == 2, err
 
 
 def linked(tmp_path):

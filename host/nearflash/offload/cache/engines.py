@@ -66,7 +66,7 @@ def engine_tiers(
         return [DEVICE] * batches
     tiers = [DEVICE] * round(policy.cache.device * batches)
     sparse = attention is not None and (attention.mode is not AttentionMode.DENSE or bool(attention.overrides))
-    if sparse or places.paths or always:
+    if sparse or places.paths or places.num_devices > 1 or always:
         rest = place_units(policy.cache, [1] * (batches - len(tiers)))
         on_disk = places.paths and not policy.cache.disk
         tiers += [DISK if on_disk or tier == "disk" else MEMORY for tier in rest]

@@ -219,6 +219,10 @@ def devices_of(arguments: argparse.Namespace) -> Computing:
         raise CommandError(f"model_device must be {gpus[0]} where K and V are there, not {model}")
     if not all(map(is_torch, attention)) and arguments.path:
         raise CommandError(f"path must be given with device cpu or cuda: {attention[0]!r} has memory of its own")
+    if arguments.nand_block_pages and (without := [name for name in attention if is_torch(name)]):
+        raise CommandError(
+            f"nand_block_pages must be 0 with device {without[0]}, which has no NAND, not {arguments.nand_block_pages}"
+        )
     return Computing(model, attention)
 
 

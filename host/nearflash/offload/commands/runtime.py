@@ -140,7 +140,8 @@ def _run_by_plan(job: Job) -> int:
     sequences = min(len(rows), policy.block_size) * settings.num_beams
     chosen: tuple[AttentionPolicy | None, KvLayout | None] = None, None
     if one_call or options.policy is not None or job.attention is not None or tokens > SHORT_TOKENS:
-        compared = open_skeleton(folder.path).model if job.attention is None and tokens > SHORT_TOKENS else None
+        is_file = job.attention is None and (tokens > SHORT_TOKENS or options.policy not in (None, AUTO))
+        compared = open_skeleton(folder.path).model if is_file else None
         chosen = _choose_attention(job, config, kv_shape_of(config), tokens, sequences, compared)
     attention, layout = chosen
     places = job.places(layout)

@@ -24,12 +24,13 @@ class _StoredWeights(Mapping[str, Tensor]):
     """A model's parameters by name, read when they are asked for; with bits of 4 as they are when they were
     quantised."""
 
-    def __init__(self, sources: Mapping[str, Source], layers: str) -> None:
-        self._sources, self._layers = sources, layers
+    def __init__(self, sources: Mapping[str, Source], layers: str, tied: Mapping[str, str]) -> None:
+        """layers: how their names begin. tied: names of parameters by those that share their tensor."""
+        self._sources, self._layers, self._tied = sources, layers, tied
         self.bits = 16
 
     def __getitem__(self, name: str) -> Tensor:
-        source = self._sources[name]
+        source = self._sources[self._tied.get(name, name)]
         if self.bits == 4 and name.startswith(self._layers):
             source = quantize_source(source, read=True)
         value = torch.empty(source.shape, dtype=source.dtype)
@@ -86,7 +87,8 @@ def open_skeleton(folder: Path | str, dtype: torch.dtype | None = None) -> Skele
             layer_sources[int(number)][inner] = source
         else:
             others[name] = source
-    model._hf_hook = SimpleNamespace(weights_map=_StoredWeights(sources, f"{prefix}."))
+    stored = _StoredWeights(sources, f"{prefix}.", model.all_tied_weights_keys)
+    model._hf_hook = SimpleNamespace(weights_map=stored)
     inside = {id(module) for layer in layers for module in layer.modules()}
     owners = [
         module for module in model.modules()
