@@ -50,7 +50,8 @@ def pack(unit, old, new, value_format, **options):
     )
     memory, at = np.zeros(len(expected) // 8, np.uint64), 0
     for part in found["o_command"].tolist():
-        first, size = part & 0xFFFFFFFF, part >> 32
+        first, size = part & 0xFFFFFFFF, part >> 32 & 0xFFFF
+        assert part >> 48 == (first == 0 or first + size == memory.size)
         memory[first : first + size] = found["o"][at : at + size]
         at += size
     return memory.tobytes(), expected

@@ -53,6 +53,7 @@ def test_runs_cut_off_show_what_a_reset_has_to_drop():
         ("weights.bitmap", 0.95),
         ("weights.coded", 0.95),
         ("weights.code_product", 0.95),
+        ("gradients.delta", 0.95),
         ("gradients.header", 0.95),
         ("gradients.pairs", 0.95),
         ("weights.popcount", 0.95),

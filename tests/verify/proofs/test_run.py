@@ -5,6 +5,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.read import BurstReader
+from nearflash.gateware.gradients.delta import DeltaPacker
 from nearflash.gateware.gradients.header import HeaderCheck
 from nearflash.gateware.gradients.pairs import PairMerge
 from nearflash.gateware.gradients.tiles import TileCheck
@@ -18,7 +19,7 @@ from nearflash.verify.proofs.proof import Proof
 from nearflash.verify.proofs.run import run, run_proof
 from nearflash.verify.units.bus import read
 from nearflash.verify.units.catalogue import choose_proofs, proofs
-from nearflash.verify.units.gradients import header, values
+from nearflash.verify.units.gradients import delta, header, values
 from nearflash.verify.units.gradients.pairs import proof as pairs
 from nearflash.verify.units.gradients.tiles import proof as tiles
 from nearflash.verify.units.stream import skid
@@ -135,6 +136,20 @@ class Lenient(HeaderCheck):
 def test_a_fault_without_its_name_fails(tmp_path):
     failed = fails(lambda: header.build_proof(Lenient()), tmp_path, depth=9)
     assert failed & {"start_names_the_fault", "inner_magic"}
+
+
+class Forgetful(DeltaPacker):
+    """Seeded bug: what changed in the last group of a delta is not counted."""
+
+    def _fill(self, m, kept, running):
+        super()._fill(m, kept, running)
+        with m.If(self.i.valid & self.i.ready & self.i.payload.last):
+            m.d.sync += [count.eq(0) for count in kept.counts]
+
+
+def test_a_delta_without_its_last_changes_fails(tmp_path):
+    failed = fails(lambda: delta.build_proof(Forgetful(4, 4)), tmp_path, depth=14)
+    assert failed & {"words_of_a_tile", "states_what_changed"}
 
 
 class Leaking(PairMerge):

@@ -26,17 +26,15 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.delta import DENSE, DENSE_ABOVE, MAGIC, VERSION
-from nearflash.abi.topk import HEADER_BYTES, TILE_BITS, TILE_PARAMS, WORD_BYTES, ValueFormat
+from nearflash.abi.topk import HEADER_BYTES, TILE_BITS, WORD_BYTES, ValueFormat
 from nearflash.gateware.coding.crc import Crc32c
 
 __all__ = ["DeltaCommand", "DeltaPacker", "DeltaPart"]
 
 _BANKS = 4
 """16-bit elements of a word."""
-_LIST_BITS = TILE_BITS - (DENSE_ABOVE * _BANKS).bit_length() + 1
-"""Of the address of a word of pairs: a tile of more is dense."""
-_WORDS_BITS = TILE_BITS - _BANKS.bit_length() + 1
-_COUNT_BITS = TILE_BITS + 1
+_BANK_BITS, _LIST_BITS = _BANKS.bit_length() - 1, (DENSE_ABOVE * _BANKS).bit_length() - 1
+"""Bits that a place has more than the address of four words, than that of four pairs: a tile of more is dense."""
 _HEADER_WORDS = HEADER_BYTES // WORD_BYTES
 
 
@@ -48,10 +46,11 @@ class DeltaCommand(data.Struct):
 
 
 class DeltaPart(data.Struct):
-    """The next `words` words belong to place `first`, in words, of the delta."""
+    """The next `words` words belong to place `first`, in words, of the delta; `last`: the last tile, or the header."""
 
     first: 32
-    words: 32
+    words: 16
+    last: 1
 
 
 class DeltaPacker(wiring.Component):
@@ -60,6 +59,7 @@ class DeltaPacker(wiring.Component):
     Parameters
     ----------
     lanes : parameters a cycle (W): 1, 2 or 4.
+    tile_bits : log2 of the parameters of a tile, at least 4: fewer than a delta's for a proof alone.
 
     Members
     -------
@@ -76,10 +76,10 @@ class DeltaPacker(wiring.Component):
     #: Cycles from a tile's last group to its command, beside one for each word of its sections.
     LATENCY = 4
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, tile_bits: int = TILE_BITS) -> None:
         if lanes not in (1, 2, 4):
             raise ValueError(f"lanes must be 1, 2 or 4, not {lanes!r}")
-        self.lanes = lanes
+        self.lanes, self.tile_bits = lanes, tile_bits
         words = data.ArrayLayout(16, lanes)
         super().__init__(
             {
@@ -94,7 +94,7 @@ class DeltaPacker(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Two halves of each memory: one is filled while the other is sent."""
         m = Module()
-        kept = _Kept(m, self.lanes)
+        kept = _Kept(m, self.lanes, self.tile_bits)
         running = Signal()
         m.d.comb += [self.idle.eq(~running), self.i_command.ready.eq(~running)]
         self._fill(m, kept, running)
@@ -104,7 +104,7 @@ class DeltaPacker(wiring.Component):
     def _fill(self, m: Module, kept: "_Kept", running: Signal) -> None:
         """Compare a group, and write it and what changes of it."""
         lanes, params = self.lanes, self.i_command.payload.params
-        half, place, count, ended = Signal(), Signal(TILE_BITS), Signal(_COUNT_BITS), Signal()
+        half, place, count, ended = Signal(), Signal(self.tile_bits), Signal(self.tile_bits + 1), Signal()
         taken, whole, tail = Signal(), Signal(lanes), Signal(range(lanes + 1))
         group = self.i.payload
         m.d.comb += [
@@ -118,14 +118,16 @@ class DeltaPacker(wiring.Component):
             changed = Signal(name=f"changed_{lane}")
             m.d.comb += changed.eq(taken & whole[lane] & (group.old[lane] != group.new[lane]))
             # What comes behind the longest list is of a dense tile.
-            kept.put_pair(m, changed & (rank < TILE_PARAMS // DENSE_ABOVE), half, rank, place + lane, group.new[lane])
-            behind = Signal(_COUNT_BITS, name=f"behind_{lane}")
+            kept.put_pair(
+                m, changed & (rank < (1 << self.tile_bits) // DENSE_ABOVE), half, rank, place | lane, group.new[lane]
+            )
+            behind = Signal.like(count, name=f"behind_{lane}")
             m.d.comb += behind.eq(rank + changed)
             rank = behind
         kept.put_group(m, taken, half, place, group.new)
         with m.If(taken):
             m.d.sync += [place.eq(place + lanes), count.eq(rank), ended.eq(group.last)]
-            with m.If(group.last | (place == TILE_PARAMS - lanes)):
+            with m.If(group.last | (place == (1 << self.tile_bits) - lanes)):
                 m.d.sync += [place.eq(0), count.eq(0), half.eq(~half)]
                 for number in range(2):
                     with m.If(half == number):
@@ -140,10 +142,10 @@ class DeltaPacker(wiring.Component):
     def _send(self, m: Module, kept: "_Kept", running: Signal) -> None:
         """Each tile twice: through its checksum, and out; behind the last one the header."""
         m.submodules.crc, m.submodules.heads_crc = crc, heads_crc = Crc32c(), Crc32c()
-        half, at, number = Signal(), Signal(_WORDS_BITS + 1), Signal(32 - TILE_BITS)
+        half, at, number = Signal(), Signal(self.tile_bits - _BANK_BITS + 1), Signal(32 - self.tile_bits)
         total, first = Signal(32), Signal(32)  # words changed; words sent, of 64 bits
         out, step = Signal(), Signal()  # the second time; a word is done with
-        tile = _Tile(m, kept, half, self.i_command.payload.params)
+        tile = _Tile(m, kept, half, self.i_command.payload.params, self.tile_bits)
         word, ahead = Signal(64), Signal.like(at)
         m.d.sync += at.eq(ahead)
         m.d.comb += [
@@ -154,7 +156,7 @@ class DeltaPacker(wiring.Component):
             heads_crc.data.eq(word),
             heads_crc.first.eq(number == 0),
         ]
-        kept.read(m, Cat(ahead[:_WORDS_BITS]), half)
+        kept.read(m, ahead[:-1], half)
         command = self.o_command.payload
         with m.FSM():
             with m.State("WAIT-TILE"):
@@ -162,13 +164,17 @@ class DeltaPacker(wiring.Component):
                 with m.If(running & kept.full.bit_select(half, 1)):
                     m.next = "TILE-WORD"
             with m.State("COMMAND"):
-                m.d.comb += [self.o_command.valid.eq(1), command.words.eq(1 + tile.words)]
+                m.d.comb += [self.o_command.valid.eq(1), command.words.eq(1 + tile.words), command.last.eq(tile.last)]
                 m.d.comb += command.first.eq(_HEADER_WORDS + first)
                 with m.If(self.o_command.ready):
                     m.d.sync += [out.eq(1), first.eq(first + 1 + tile.words), total.eq(total + tile.values)]
                     m.next = "TILE-WORD"
             with m.State("TILE-WORD"):
-                m.d.comb += [crc.first.eq(1), self.o.valid.eq(out), word.eq(Cat(number, C(0, TILE_BITS), tile.head))]
+                m.d.comb += [
+                    crc.first.eq(1),
+                    self.o.valid.eq(out),
+                    word.eq(Cat(number, C(0, self.tile_bits), tile.head)),
+                ]
                 with m.If(out):
                     m.d.comb += [word.eq(Cat(tile.head, crc.o)), heads_crc.enable.eq(step)]
                 m.d.comb += crc.enable.eq(~out)
@@ -190,7 +196,7 @@ class DeltaPacker(wiring.Component):
     ) -> None:
         """A state for words of four elements: those past the last one are zero."""
         out, step, word, crc = flow
-        left = Signal(_COUNT_BITS + 1, name=f"left_{name.lower()}")
+        left = Signal(self.tile_bits + 2, name=f"left_{name.lower()}")
         with m.State(name):
             m.d.comb += [left.eq(tile.values - (at << 2)), self.o.valid.eq(out), crc.enable.eq(~out)]
             for lane in range(_BANKS):
@@ -222,7 +228,7 @@ class DeltaPacker(wiring.Component):
         start = int.from_bytes(MAGIC, "little") | VERSION << 32
         form = Cat(payload.value_format, C(0, 6))
         halves = Cat(
-            C(start, 48), form, C(TILE_BITS, 8), payload.params, number, C(0, TILE_BITS), total,
+            C(start, 48), form, C(self.tile_bits, 8), payload.params, number, C(0, self.tile_bits), total,
             ((first + _HEADER_WORDS) << 3)[:32], heads_crc, crc.o,
         )  # fmt: skip
         m.d.comb += [crc.data.eq(halves.word_select(part, 32)), crc.first.eq(part == 0)]
@@ -233,7 +239,8 @@ class DeltaPacker(wiring.Component):
                 m.d.sync += part.eq(0)
                 m.next = "HEADER-COMMAND"
         with m.State("HEADER-COMMAND"):
-            m.d.comb += [self.o_command.valid.eq(1), self.o_command.payload.words.eq(_HEADER_WORDS)]
+            part_out = self.o_command.payload
+            m.d.comb += [self.o_command.valid.eq(1), part_out.words.eq(_HEADER_WORDS), part_out.last.eq(1)]
             with m.If(self.o_command.ready):
                 m.next = "HEADER"
         with m.State("HEADER"):
@@ -248,35 +255,36 @@ class DeltaPacker(wiring.Component):
 class _Tile:
     """The tile in a half: its size, what is sent of it, and the first half of its word."""
 
-    def __init__(self, m: Module, kept: "_Kept", half: Signal, params: Any) -> None:
-        count, size = Signal(_COUNT_BITS, name="tile_count"), Signal(_COUNT_BITS, name="tile_size")
+    def __init__(self, m: Module, kept: "_Kept", half: Signal, params: Any, tile_bits: int) -> None:
+        bits = tile_bits + 1
+        count, size = Signal(bits, name="tile_count"), Signal(bits, name="tile_size")
         self.last, self.dense = Signal(name="tile_last"), Signal(name="tile_dense")
-        self.values = Signal(_COUNT_BITS, name="tile_values")
-        self.words = Signal(_COUNT_BITS, name="tile_words")
-        section = Signal(_COUNT_BITS, name="tile_section")
-        part = params[:TILE_BITS]
+        self.values = Signal(bits, name="tile_values")
+        self.words = Signal(bits, name="tile_words")
+        section = Signal(bits, name="tile_section")
+        part = params[:tile_bits]
         m.d.comb += [
             count.eq(Mux(half, kept.counts[1], kept.counts[0])),
             self.last.eq(kept.last.bit_select(half, 1)),
-            size.eq(Mux(self.last & (part != 0), part, TILE_PARAMS)),
+            size.eq(Mux(self.last & (part != 0), part, 1 << tile_bits)),
             self.dense.eq(count * DENSE_ABOVE > size),
             self.values.eq(Mux(self.dense, size, count)),
             section.eq((self.values + _BANKS - 1) >> 2),
             self.words.eq(Mux(self.dense, section, section << 1)),
         ]
-        self.head = Cat(self.values, C(0, 16 - _COUNT_BITS), Mux(self.dense, C(DENSE, 16), C(0, 16)))
+        self.head = Cat(self.values, C(0, 16 - bits), Mux(self.dense, C(DENSE, 16), C(0, 16)))
 
 
 class _Kept:
     """Two tiles: all their new words, and pairs of those that changed, in banks that a group writes at once."""
 
-    def __init__(self, m: Module, lanes: int) -> None:
-        self._lanes = lanes
+    def __init__(self, m: Module, lanes: int, tile_bits: int) -> None:
+        self._lanes, self._list_bits = lanes, tile_bits - _LIST_BITS
         self.full, self.last = Signal(2, name="kept_full"), Signal(2, name="kept_last")
-        self.counts = [Signal(_COUNT_BITS, name=f"kept_count_{half}") for half in range(2)]
+        self.counts = [Signal(tile_bits + 1, name=f"kept_count_{half}") for half in range(2)]
         pair = data.StructLayout({"index": 16, "word": 16})
-        self._pairs = [self._memory(m, f"pairs_{bank}", pair, _LIST_BITS) for bank in range(_BANKS)]
-        self._words = [self._memory(m, f"words_{bank}", 16, _WORDS_BITS) for bank in range(_BANKS)]
+        self._pairs = [self._memory(m, f"pairs_{bank}", pair, self._list_bits) for bank in range(_BANKS)]
+        self._words = [self._memory(m, f"words_{bank}", 16, tile_bits - _BANK_BITS) for bank in range(_BANKS)]
 
     @staticmethod
     def _memory(m: Module, name: str, shape: Any, address_bits: int) -> tuple[Any, Any]:
@@ -287,8 +295,8 @@ class _Kept:
         """A pair of the place `rank`: four that follow one another go to four banks."""
         for bank, (write, _) in enumerate(self._pairs):
             with m.If(enable & (rank[:2] == bank)):
-                m.d.comb += [write.en.eq(1), write.addr.eq(Cat(rank[2 : 2 + _LIST_BITS], half))]
-                m.d.comb += [write.data.index.eq(index[:TILE_BITS]), write.data.word.eq(word)]
+                m.d.comb += [write.en.eq(1), write.addr.eq(Cat(rank[2 : 2 + self._list_bits], half))]
+                m.d.comb += [write.data.index.eq(index), write.data.word.eq(word)]
 
     def put_group(self, m: Module, enable: Any, half: Signal, place: Signal, words: Any) -> None:
         """New words from `place` of a tile on."""
@@ -303,7 +311,7 @@ class _Kept:
     def read(self, m: Module, address: Any, half: Signal) -> None:
         """Show the words of this address from the next cycle on."""
         for _, port in self._pairs:
-            m.d.comb += port.addr.eq(Cat(address[:_LIST_BITS], half))
+            m.d.comb += port.addr.eq(Cat(address[: self._list_bits], half))
         for _, port in self._words:
             m.d.comb += port.addr.eq(Cat(address, half))
 
