@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 61_600, "rtl": 28_700, "sim": 15_600, "hls": 100, "tests": 68_700}
+LINES = {"host": 63_500, "rtl": 28_700, "sim": 15_600, "hls": 100, "tests": 70_100}
 
 
 @pytest.mark.parametrize("top", LINES)
