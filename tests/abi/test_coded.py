@@ -82,8 +82,9 @@ def test_fields_lie_where_the_contract_states():
 
 @pytest.mark.parametrize(
     ("at", "size", "value", "rule"),
-    [(6, 1, 3, "format 3, codes of 2 bits"), (7, 1, 3, "codes of 3 bits"), (8, 1, 2, "bitmap 2"), (12, 4, 0, "0 a block"),
-     (16, 4, 0, "0 blocks a group"), (20, 8, 0, "for 0 elements"), (20, 8, 1 << 50, "elements"), (4, 2, 2, "version 2")],
+    [(6, 1, 3, "format 3, codes of 2 bits"), (7, 1, 3, "codes of 3 bits"), (8, 1, 2, "bitmap 2"),
+     (12, 4, 0, "0 a block"), (16, 4, 0, "0 blocks a group"), (20, 8, 0, "for 0 elements"),
+     (20, 8, 1 << 50, "elements"), (4, 2, 2, "version 2")],
 )  # fmt: skip
 def test_forged_headers_are_refused(at, size, value, rule):
     """Under a checksum that holds."""
