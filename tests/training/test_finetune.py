@@ -218,6 +218,14 @@ def test_choices_of_topk(train, monkeypatch, options, expected):
     assert found == [expected]
 
 
+def test_a_split_master_reads_less_and_wants_bf16(train, tmp_path):
+    code, err = train("--master", "split", "--state-format", "mx8", steps=2)
+    assert code == 0 and 4 < float(err.split("flash read ")[1].split(",")[0]) < 5, err
+    code, err = train("--master", "split", "--dtype", "fp32", "--path", str(tmp_path / "other"))
+    assert code == 2 and "must be bfloat16, not float32, as its master is split" in err
+    assert not (tmp_path / "other").exists()
+
+
 def test_choices_of_topk_want_topk(train):
     code, err = train("--topk-warmup", "3")
     assert code == 2 and "--topk must be given beside the warmup of Top-K: the share that is sent" in err

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nearflash.abi.optimizers import AdamStep, SgdStep, StateFormat
+from nearflash.abi.optimizers import AdamStep, MasterFormat, SgdStep, StateFormat
 from nearflash.cli import main as cli
 from nearflash.training import preflight as module
 from nearflash.training.preflight import Mount, Severity, StateSizes, preflight
@@ -66,6 +66,8 @@ def test_sizes_follow_rule_and_format():
     assert StateSizes(64, AdamStep(1.0, 1, state_format=StateFormat.BF16)).step_bytes == 64 * 8
     assert StateSizes(64, AdamStep(1.0, 1, state_format=StateFormat.MX8)).step_bytes == 64 * 6 + 2 * 2
     assert StateSizes(64, SgdStep(1.0, 1)).step_bytes == 64 * 4
+    split = StateSizes(64, AdamStep(1.0, 1, state_format=StateFormat.BF16), MasterFormat.SPLIT)
+    assert split.step_bytes == 64 * 8  # of which a step reads 64 · 6
 
 
 def test_missing_folder(tmp_path):

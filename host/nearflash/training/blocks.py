@@ -28,11 +28,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from nearflash.abi.errors import CommandError, StateError
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.storage import Extent, aligned_buffer
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
@@ -394,15 +394,16 @@ class _Source:
         values = {p: torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters}
         inside = {stored[id(p)]: values[p].view(-1) for p in parameters if id(p) in stored}
         state = self._optimizer._optimizer_state
+        split = state.store.manifest.master is MasterFormat.SPLIT  # then the weights are an array of their own
+        array = state.store.manifest.array("weight" if split else "p")
 
         def read(extent: Extent) -> None:
-            memory = reuse_buffer(extent.size_bytes)
-            state.store.read("p", extent, memory)
-            masters = torch.from_numpy(memory.view(np.float32))
+            memory = reuse_buffer(array.extent_bytes(extent))
+            state.store.read(array.name, extent, memory)
+            held = torch.from_numpy(memory).view(torch.bfloat16 if split else torch.float32)
             for piece in state.flat.pieces(extent.start, extent.stop):
                 if (out := inside.get(piece.tensor)) is not None:
-                    from_extent = masters[piece.position - extent.start :][: piece.length]
-                    from_extent = state.flat.rounded(from_extent, out.dtype)
+                    from_extent = held[piece.position - extent.start :][: piece.length]
                     out[piece.first : piece.first + piece.length].copy_(from_extent)
 
         extents = state.flat.extents_of(inside)
@@ -412,7 +413,7 @@ class _Source:
             for parameter in parameters:
                 if id(parameter) not in stored:
                     self._read_frozen(parameter, values[parameter])
-        self._count(sum(extent.size_bytes for extent in extents))
+        self._count(sum(map(array.extent_bytes, extents)))
         return values
 
     def _count(self, size_bytes: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, SgdStep, StateFormat
+from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, MasterFormat, OptimizerStep, SgdStep, StateFormat
 from nearflash.support.arguments import above_zero, non_negative, positive, rate
 from nearflash.support.progress import print_step
 
@@ -47,6 +47,7 @@ def preflight(subparsers: Any) -> None:
         "--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat],
         help="Format of the moments.",
     )  # fmt: skip
+    _add_master(parser)
     parser.add_argument("--tbw", type=above_zero, metavar="TB", help="Rated writes of the drive, in terabytes.")
     parser.add_argument("--no-measure", action="store_true", help="Write no file to measure rates with.")
     parser.set_defaults(run=_preflight)
@@ -56,7 +57,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
     from nearflash.training.preflight import Severity, StateSizes, preflight
 
     rule = _RULES[arguments.optimizer](state_format=arguments.state_format)
-    share = StateSizes(-(-arguments.params // len(arguments.paths)), rule)
+    share = StateSizes(-(-arguments.params // len(arguments.paths)), rule, arguments.master)
     errors, drives = 0, [_drive(path) for path in arguments.paths]
     for path, drive in zip(arguments.paths, drives, strict=True):
         print(f"{path}:")
@@ -101,6 +102,7 @@ def train(subparsers: Any) -> None:
         "--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat],
         help="Format of the moments.",
     )  # fmt: skip
+    _add_master(parser)
     parser.add_argument(
         "--max-grad-norm", type=rate, default=1.0, help="Clip the norm of the gradient to this; 0 clips nothing."
     )
@@ -115,6 +117,13 @@ def train(subparsers: Any) -> None:
     parser.add_argument("--save", type=Path, metavar="DIR", help="Write the model to this folder at the end.")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
     parser.set_defaults(run=_train)
+
+
+def _add_master(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--master", default=MasterFormat.FP32, type=MasterFormat, choices=[*MasterFormat],
+        help="Format of the masters: split stores 16 bits beside bf16 weights.",
+    )  # fmt: skip
 
 
 _OPTIMIZERS = {
@@ -202,6 +211,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         "param_dtype": None if arguments.dtype == "fp32" else arguments.dtype,
         "resume": False if arguments.no_resume else "auto",
         "state_format": arguments.state_format,
+        "master": arguments.master,
         "max_grad_norm": arguments.max_grad_norm or None,
         "loss_scale": "dynamic" if arguments.dtype == "fp16" else None,
         "compression": _compression(arguments),

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from nearflash.abi.errors import NearflashError
-from nearflash.abi.optimizers import AdamStep, OptimizerStep
+from nearflash.abi.optimizers import AdamStep, MasterFormat, OptimizerStep
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
@@ -62,12 +62,14 @@ class StateSizes:
 
     params: int
     rule: OptimizerStep = _ADAM
-    """Which arrays lie beside p, and their format."""
+    """Which arrays lie beside the master, and their format."""
+    master: MasterFormat = MasterFormat.FP32
 
     @property
     def step_bytes(self) -> int:
-        """Read, and as many written, in a step."""
-        return sum(self.rule.state_format.array_bytes(array, self.params) for array in ("p", *self.rule.arrays))
+        """Written in a step, and read but for the weights of a split master."""
+        arrays = (*self.master.arrays, *self.rule.arrays)
+        return sum(self.rule.state_format.array_bytes(array, self.params) for array in arrays)
 
     @property
     def file_bytes(self) -> int:

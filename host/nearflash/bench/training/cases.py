@@ -5,6 +5,7 @@
     nearflash-host-overlap   the same, updates begin while backward runs
     nearflash-host-resident  as nearflash-host, 1 GiB of state kept in memory between steps
     nearflash-host-mx8       as nearflash-host, moments in 8 bits
+    nearflash-host-split-*   as nearflash-host, master split, moments in fp32, bf16 or 8 bits
     nearflash-host-delta     as nearflash-host-mx8, learning rate 1e-5, the device sends what changes
     nearflash-host-topk      as nearflash-host, 1 % of the gradient a step, with error feedback
     nearflash-host-all       overlap, and all of the state kept in memory between steps (2 GiB): only written
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from nearflash.abi.optimizers import StateFormat
 from nearflash.bench.training.measured import MeasuredRun, beside_the_disk, measure
 from nearflash.bench.training.subject import SCALARS, SIZES, batch, model
 from nearflash.training import NearStorageAdamW, TopK
@@ -121,6 +123,7 @@ CASES: dict[str, Callable[[str, Path], AbstractContextManager[MeasuredRun]]] = {
     "nearflash-host-overlap": _near_storage(overlap="backward"),
     "nearflash-host-resident": _near_storage(resident_bytes=RESIDENT_BYTES),
     "nearflash-host-mx8": _near_storage(state_format="mx8"),
+    **{f"nearflash-host-split-{form}": _near_storage(master="split", state_format=form) for form in StateFormat},
     "nearflash-host-delta": _near_storage(state_format="mx8", delta_bytes=DELTA_BYTES, lr=DELTA_LR),
     "nearflash-host-topk": _near_storage(compression=TopK(RATIO)),
     "nearflash-host-all": _near_storage(overlap="backward", resident_bytes=WHOLE_BYTES),

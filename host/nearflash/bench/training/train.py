@@ -5,7 +5,8 @@
     nearflash-host-overlap   updates begin while backward runs: its optimizer seconds are what is left after it
     nearflash-host-resident  1 GiB of the state stays in memory between steps
     nearflash-host-mx8       moments in 8 bits
-    nearflash-host-delta     the same at learning rate 1e-5; which bf16 weights changed comes back, not all of them
+    nearflash-host-split-*   master split: half of it are the model's weights; moments in fp32, bf16 or 8 bits
+    nearflash-host-delta     as mx8 at learning rate 1e-5; which bf16 weights changed comes back, not all of them
     nearflash-host-topk      1 % of the gradient, error feedback
     nearflash-host-all       overlap, and all of the state stays in memory between steps (2 GiB): it is only written
     torch-memory             fp32 masters and moments in memory, torch's fused AdamW
@@ -38,8 +39,9 @@ from nearflash.training.preflight import Severity, StateSizes, preflight
 __all__ = ["run"]
 
 DEEPSPEED, OURS, BEST = "deepspeed-nvme", "nearflash-host", "nearflash-host-all"
+SPLITS = tuple(f"split-{form}" for form in StateFormat)
 CASES = (
-    DEEPSPEED, OURS, *(f"{OURS}-{way}" for way in ("overlap", "resident", "mx8", "delta", "topk", "all")),
+    DEEPSPEED, OURS, *(f"{OURS}-{way}" for way in ("overlap", "resident", "mx8", *SPLITS, "delta", "topk", "all")),
     "torch-memory",
 )  # fmt: skip
 SIZES = {"smollm2-135m": 135_000_000, "tiny": 16_000_000}
