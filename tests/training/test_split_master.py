@@ -10,6 +10,7 @@ from nearflash.abi.errors import CommandError, FormatError, StateError
 from nearflash.storage import Manifest, StateStore
 from nearflash.storage.state.exchange import export_state, import_state, reshard
 from nearflash.storage.state.master import round_master
+from nearflash.storage.state.ranks import reshard_offline
 from nearflash.training import (
     NearStorageAdagrad,
     NearStorageAdamW,
@@ -19,6 +20,7 @@ from nearflash.training import (
     TopK,
 )
 from nearflash.training.blocks import stream_blocks
+from nearflash.training.integrations.shards import ShardedOptimizer
 
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.1, "extent_params": 1024, "direct": False}
 
@@ -355,3 +357,18 @@ def test_streamed_weights_are_read_with_their_rests(tmp_path):
     assert_same(masters(streamed), masters(plain))
     streamed.close()
     plain.close()
+
+
+def test_one_ranks_file_is_divided_with_its_halves(tmp_path):
+    model = make_model()
+    (tmp_path / "run").mkdir()
+    optimizer = ShardedOptimizer(model.parameters(), path=tmp_path / "run", master="split", **OPTIONS)
+    optimizer.prepare()
+    train(optimizer, model, 2)
+    optimizer.close()
+    (path,) = (tmp_path / "run").glob("rank*.state")
+    for again in reshard_offline([path], tmp_path / "two", 2, direct=False):
+        with StateStore.open(path, direct=False) as one, StateStore.open(again, direct=False) as other:
+            assert one.manifest == other.manifest and one.manifest.master == "split" and other.verify() == []
+            for array in one.manifest.stored:
+                assert (one.read_array(array.name) == other.read_array(array.name)).all()

@@ -2,7 +2,7 @@
 
 Every step has gradients of its own, whole and the same for any number of ranks, so that bits can be compared.
 Usage: steps_worker.py FOLDER LAST [--rank R --ranks N] [--save N] [--kill STEP [--kill_one RANK]] [--resume STEP]
-[--pause SECONDS]; torchrun says itself which rank it is; of its restarts only the first run is killed.
+[--pause SECONDS] [--master split]; torchrun says itself which rank it is; of its restarts only the first run is killed.
 """
 
 import argparse
@@ -33,11 +33,12 @@ parser.add_argument("last", type=int)
 for option in ("rank", "ranks", "save", "kill", "kill_one", "resume"):
     parser.add_argument(f"--{option}", type=int)
 parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--master", default="fp32", help="split: of a bf16 model")
 
 
-def net():
+def net(dtype):
     torch.manual_seed(0)
-    made = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2))
+    made = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2)).to(dtype)
     for layer in (*made, made):
         fully_shard(layer, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
     return made
@@ -46,7 +47,7 @@ def net():
 def step(model, optimizer, number):
     generator = torch.Generator().manual_seed(number)
     for parameter in model.parameters():
-        whole = torch.randn(parameter.shape, generator=generator)
+        whole = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         parameter.grad = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
     optimizer.step()
 
@@ -77,10 +78,11 @@ def main():
     else:
         meet = f"file://{folder}/meet"
         distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=options.ranks)
-    model = net()
+    model = net(torch.bfloat16 if options.master == "split" else torch.float32)
     optimizer = ShardedOptimizer(
-        model.parameters(), path=folder, lr=1e-2, weight_decay=0.1, extent_params=1024, resume="auto"
-    )
+        model.parameters(), path=folder, lr=1e-2, weight_decay=0.1, extent_params=1024, resume="auto",
+        master=options.master,
+    )  # fmt: skip
     if options.resume is not None:
         load(model, optimizer, folder / f"step-{options.resume}")
         assert optimizer.steps == options.resume

@@ -42,25 +42,25 @@ def run(folder, ranks, last, *more):
 def wanted(tmp_path):
     """The parameters after so many steps on one rank, of plain tensors."""
 
-    def train(last):
+    def train(last, dtype=torch.float32, **more):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2))
-        path = tmp_path / f"plain{last}"
-        with NearStorageAdamW(model.parameters(), path=path, lr=1e-2, weight_decay=0.1, extent_params=1024) as plain:
+        model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2)).to(dtype)
+        options = {"lr": 1e-2, "weight_decay": 0.1, "extent_params": 1024} | more
+        with NearStorageAdamW(model.parameters(), path=tmp_path / f"plain{last}", **options) as plain:
             for number in range(last):
                 generator = torch.Generator().manual_seed(number)
                 for parameter in model.parameters():
-                    parameter.grad = torch.randn(parameter.shape, generator=generator)
+                    parameter.grad = torch.randn(parameter.shape, generator=generator).to(dtype)
                 plain.step()
         return list(model.parameters())
 
     return train
 
 
-def check(folder, wanted, last):
+def check(folder, wanted, last, **more):
     found = torch.load(folder / "result.pt")
     assert found["steps"] == last
-    assert all(torch.equal(one, two) for one, two in zip(found["values"], wanted(last), strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(found["values"], wanted(last, **more), strict=True))
 
 
 def steps_of(folder):
@@ -86,6 +86,20 @@ def test_two_ranks_go_on_as_one_and_offline_as_three(tmp_path, wanted, capsys):
     run(tmp_path, 1, 4)
     check(tmp_path, wanted, 4)
     assert steps_of(tmp_path) == {"rank0.state": 4}
+
+
+@pytest.mark.full
+def test_a_split_master_goes_on_with_fewer_ranks_and_offline_with_more(tmp_path, wanted):
+    run(tmp_path, 2, 2, "--master", "split")
+    files = sorted(tmp_path.glob("rank*.state"))
+    three = reshard_offline(files, tmp_path / "three", 3)
+    for path, again in zip(files, reshard_offline(three, tmp_path / "two", 2), strict=True):
+        with StateStore.open([path]) as one, StateStore.open([again]) as two:
+            assert one.manifest == two.manifest and one.manifest.master == "split"
+            for array in one.manifest.stored:
+                assert (one.read_array(array.name) == two.read_array(array.name)).all()
+    run(tmp_path, 1, 3, "--master", "split")
+    check(tmp_path, wanted, 3, dtype=torch.bfloat16, master="split")
 
 
 def test_files_of_ranks_that_do_not_make_a_run_are_refused(tmp_path):

@@ -45,8 +45,8 @@ from nearflash.training.integrations.collective import CollectiveOptimizer, name
 from nearflash.training.integrations.run_files import reshard_on_load
 from nearflash.training.optimizers.adam import NearStorageAdamW
 from nearflash.training.optimizers.optimizer import HANDLE, NearStorageOptimizer
+from nearflash.training.step.members import Member
 from nearflash.training.step.norm import sum_of_squares
-from nearflash.training.step.parameters import Member
 from nearflash.training.step.settings import StepSettings
 
 __all__ = ["ShardedOptimizer", "own_paths"]

@@ -27,9 +27,10 @@ from nearflash.abi.optimizers import OptimizerStep, Profile, StateFormat
 from nearflash.storage import StateStore
 from nearflash.storage.state.delta_log import WeightDelta
 from nearflash.training.optimizers.store import OptimizerStore, snapshot_files
+from nearflash.training.step.arrays import arrays_of
 from nearflash.training.step.full_state import by_place, full_state
-from nearflash.training.step.optimizer_state import OptimizerState, arrays_of
-from nearflash.training.step.parameters import layout_of
+from nearflash.training.step.members import layout_of
+from nearflash.training.step.optimizer_state import OptimizerState
 from nearflash.training.step.report import Report
 from nearflash.training.step.settings import Options, StepSettings, document
 from nearflash.training.step.step_runner import StepRunner

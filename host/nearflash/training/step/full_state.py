@@ -12,7 +12,8 @@ from nearflash.abi.formats import FP32
 from nearflash.abi.optimizers import StateFormat
 from nearflash.device.backends.host.vector.state import VectorState
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
-from nearflash.training.step.parameters import FlatParameters, Member
+from nearflash.training.step.members import Member
+from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.requirements import is_readable
 from nearflash.training.step.streamed import find_values
 from nearflash.training.step.transfer import HOST_ARRAYS

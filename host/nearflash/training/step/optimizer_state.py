@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import CommandError, LostStepWarning, NearflashError, StateError, StorageFullError
 from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.kernel.config import UpdateConfig
-from nearflash.abi.optimizers import BLOCK_PARAMS, MasterFormat, OptimizerStep, StateFormat
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.abi.topk import longest_stream_bytes
 from nearflash.device import Device, open_device
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
@@ -32,7 +32,7 @@ from nearflash.storage.state.delta_log import (
     read_deltas,
 )
 from nearflash.storage.state.superblock import Stamp
-from nearflash.training.gradients.compression import Compressor, TopK
+from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.extent_update import ExtentUpdate
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.muon import Orthogonalizer
@@ -45,32 +45,7 @@ from nearflash.training.step.settings import StepSettings
 from nearflash.training.step.streamed import is_streamed
 from nearflash.training.step.transfer import HOST_ARRAYS, build_of
 
-__all__ = ["RESERVED", "OptimizerState", "arrays_of", "join_arrays"]
-
-
-def arrays_of(rules: Sequence[OptimizerStep], compression: TopK | None) -> tuple[StateArray, ...]:
-    """The arrays that must be stored so that every one of the rules finds its own: p first, the residual last."""
-    arrays = {"p": StateArray("p")}
-    for rule in rules:
-        for role, torch_name in rule.torch_names.items():
-            arrays[role] = StateArray(role, rule.state_format.element_bytes, 1, torch_name)
-            if rule.state_format is StateFormat.MX8:
-                arrays[f"{role}_scale"] = StateArray(f"{role}_scale", 1, BLOCK_PARAMS)
-    if compression is not None and compression.feedback and compression.saved:
-        arrays |= _RESIDUALS[compression.residual]
-    return tuple(arrays.values())
-
-
-def join_arrays(stored: Iterable[StateArray], wanted: Iterable[StateArray]) -> tuple[StateArray, ...]:
-    """The stored arrays, and those that are wanted beside them: what stays in host memory last."""
-    every = dict.fromkeys((*stored, *wanted))
-    return tuple(sorted(every, key=lambda array: array.name in HOST_ARRAYS))
-
-
-_RESIDUALS = {
-    "fp32": {"residual": StateArray("residual")},
-    "int4": {"residual": StateArray("residual", 1, 2), "residual_scale": StateArray("residual_scale", 2, 16)},
-}
+__all__ = ["RESERVED", "OptimizerState"]
 
 
 class OptimizerState:

@@ -3,7 +3,7 @@
 import itertools
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,10 +27,11 @@ from nearflash.training.step.fingerprint import (
     fingerprints,
 )
 from nearflash.training.step.host_memory import copy_all, divide_copies, is_plain, widen_bf16
+from nearflash.training.step.members import Member, layout_of
 from nearflash.training.step.requirements import check_parameter
 from nearflash.training.step.streamed import find_values, is_streamed
 
-__all__ = ["COPY_OF", "FlatParameters", "Member", "TensorPiece", "dtype_name", "layout_of"]
+__all__ = ["COPY_OF", "FlatParameters", "TensorPiece", "dtype_name"]
 
 COPY_OF = {torch.float32: CopyFormat.NONE, torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
@@ -44,19 +45,6 @@ _NOTHING = torch.empty(0)
 _DTYPE_OF = {copy: dtype for dtype, copy in COPY_OF.items()}
 
 
-def layout_of(groups: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[Any] | None]]:
-    """The tensors of each group, each once, and their names: what numbers and names the state that they have."""
-    names = [group.get("param_names") for group in groups]
-    tensors = [list(map(id, dict.fromkeys(group.get("params", ())))) for group in groups]
-    return [(ids, None if given is None else list(given)) for ids, given in zip(tensors, names, strict=True)]
-
-
-def _number(name: str) -> Iterator[str]:
-    yield name
-    for count in itertools.count(2):
-        yield f"{name} ({count})"
-
-
 @dataclass(frozen=True)
 class TensorPiece:
     """Elements [first, first + length) of a tensor, at `position` in the flat vector."""
@@ -65,46 +53,6 @@ class TensorPiece:
     first: int
     length: int
     position: int
-
-
-@dataclass(frozen=True, eq=False)
-class Member:
-    """A tensor of the parameter groups."""
-
-    name: str
-    tensor: torch.Tensor
-    group: int
-    number: int
-    """Its key in torch's state dicts."""
-
-    @classmethod
-    def of(cls, groups: Sequence[dict[str, Any]]) -> "list[Member]":
-        """The tensors of all groups, in order, each once. Raises CommandError where not each of a group has a name.
-
-        Names differ, as state is found by them: one that came before gets its count appended.
-        """
-        members: dict[int, Member] = {}
-        number, taken = 0, set[str]()
-        for group_index, group in enumerate(groups):
-            given = group.get("param_names", [f"{group_index}.{i}" for i in range(len(group["params"]))])
-            if len(given) != len(group["params"]):
-                raise CommandError(
-                    f"param_names of group {group_index} must name its {len(group['params'])} tensors, not "
-                    f"{len(given)}: pass (name, tensor) pairs, as model.named_parameters() gives them"
-                )
-            for name, tensor in zip(given, group["params"], strict=True):
-                # torch warns of a tensor that is twice in a group; here, too, it has one state.
-                if id(tensor) not in members:
-                    unique = next(n for n in _number(str(name)) if n not in taken)
-                    taken.add(unique)
-                    members[id(tensor)] = cls(unique, tensor, group_index, number)
-                number += 1
-        return list(members.values())
-
-    @property
-    def wants_state(self) -> bool:
-        """Whether it is trained: frozen tensors have no state, and may be of any kind, until they get a gradient."""
-        return self.tensor.requires_grad or self.tensor.grad is not None
 
 
 class StoredGradients(Protocol):
@@ -313,7 +261,9 @@ class FlatParameters:
             if is_streamed(self.tensors[piece.tensor]):
                 continue
             values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length].cpu()
-            if not torch.equal(values, self.rounded(given[piece.position - start :][: piece.length], values.dtype)):
+            if not torch.equal(
+                values, self.round_masters(given[piece.position - start :][: piece.length], values.dtype)
+            ):
                 return False
         return True
 
@@ -324,7 +274,7 @@ class FlatParameters:
             if piece.tensor in tensors:
                 values = self.tensors[piece.tensor].detach().reshape(-1)[piece.first : piece.first + piece.length].cpu()
                 master = target[piece.position - extent.start :][: piece.length]
-                rounded = self.rounded(master, values.dtype)
+                rounded = self.round_masters(master, values.dtype)
                 master.copy_(torch.where(rounded == values, master, values.float()))
 
     def put_weights(self, extent: Extent, out: NDArray[np.uint8]) -> bool:
@@ -345,8 +295,8 @@ class FlatParameters:
                 into.copy_(tensor.detach().reshape(-1)[piece.first : piece.first + piece.length])
         return True
 
-    def rounded(self, masters: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What tensors of a dtype hold of fp32 masters, (n,), contiguous in host memory."""
+    def round_masters(self, masters: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Round fp32 masters, (n,), contiguous in host memory, to what tensors of a dtype hold of them."""
         if self.manifest.master is not MasterFormat.SPLIT:
             return masters.to(dtype)
         return torch.from_numpy(round_master(masters.numpy()).view(np.int16)).view(dtype)
@@ -374,7 +324,7 @@ class FlatParameters:
         """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
         if copy is CopyFormat.NONE and self.manifest.master is MasterFormat.SPLIT:
-            values = self.rounded(values, torch.bfloat16)
+            values = self.round_masters(values, torch.bfloat16)
         for piece in self.pieces(start, stop):
             if is_streamed(self.tensors[piece.tensor]):  # its values are the store's
                 continue

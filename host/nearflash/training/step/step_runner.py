@@ -10,6 +10,7 @@ from nearflash.abi.errors import CommandError, NonFiniteError, StateError
 from nearflash.abi.optimizers import OptimizerStep
 from nearflash.storage import StateStore
 from nearflash.training.gradients.scaler import LossScale
+from nearflash.training.step.arrays import arrays_of, join_arrays
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.full_state import check_full_state, load_full_state
 from nearflash.training.step.norm import (
@@ -18,7 +19,7 @@ from nearflash.training.step.norm import (
     squares_and_fingerprints,
     tensors_with_gradient,
 )
-from nearflash.training.step.optimizer_state import RESERVED, OptimizerState, arrays_of, join_arrays
+from nearflash.training.step.optimizer_state import RESERVED, OptimizerState
 from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.release import Release
 from nearflash.training.step.report import Report
