@@ -16,12 +16,16 @@ def parameters(device, dtype):
     return [torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype).to(device)) for s in SHAPES]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "more"),
+    [(torch.float32, {}), (torch.bfloat16, {"param_dtype": "bf16"}), (torch.bfloat16, {"master": "split"})],
+    ids=["fp32", "bf16", "split"],
+)
 @pytest.mark.parametrize(
     "options", [{}, {"compression": TopK(0.1)}, {"resident_bytes": 1 << 30}], ids=["plain", "topk", "resident"]
 )
-def test_steps_are_those_of_the_cpu(tmp_path, dtype, options):
-    outs, options = [], options | ({} if dtype == torch.float32 else {"param_dtype": "bf16"})
+def test_steps_are_those_of_the_cpu(tmp_path, dtype, more, options):
+    outs, options = [], options | more
     for device in ("cpu", "cuda"):
         values = parameters(device, dtype)
         with NearStorageAdamW(values, lr=1e-2, device="host", path=tmp_path / device, **options) as optimizer:

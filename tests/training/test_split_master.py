@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearflash.abi.errors import CommandError, FormatError, StateError
+from nearflash.abi.errors import CommandError, FormatError, StateError, StorageFullError
 from nearflash.storage import Manifest, StateStore
 from nearflash.storage.state.exchange import export_state, import_state, reshard
 from nearflash.storage.state.master import round_master
@@ -21,6 +21,7 @@ from nearflash.training import (
 )
 from nearflash.training.blocks import stream_blocks
 from nearflash.training.integrations.shards import ShardedOptimizer
+from nearflash.training.step.transfer import Transfer
 
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.1, "extent_params": 1024, "direct": False}
 
@@ -372,3 +373,54 @@ def test_one_ranks_file_is_divided_with_its_halves(tmp_path):
             assert one.manifest == other.manifest and one.manifest.master == "split" and other.verify() == []
             for array in one.manifest.stored:
                 assert (one.read_array(array.name) == other.read_array(array.name)).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": "backward"}], ids=["step", "backward"])
+def test_a_step_that_fails_leaves_weights_that_the_next_one_takes(tmp_path, monkeypatch, options):
+    """Some tensors have new values by then: they get those of the halves again, to the bit."""
+    models, optimizers = make_two(tmp_path, **options)
+    train_both(models, optimizers, 2)
+    before, calls, write = words(models[0]), [], Transfer.write
+
+    def fail(transfer, slot):
+        calls.append(slot)
+        if len(calls) > 2:
+            raise StorageFullError("no room")
+        write(transfer, slot)
+
+    put_gradients(models[0], 2, models[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Transfer, "write", fail)
+        with pytest.raises(StorageFullError, match="no room"):
+            optimizers[0].step()
+    assert_same(words(models[0]), before)
+    for optimizer in optimizers:
+        optimizer.step()
+    assert_same(*map(masters, optimizers))
+    train_both(models, optimizers, 2)
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_a_damaged_half_is_named_when_it_is_read(tmp_path):
+    """The rest by the next step, the weights by `verify` and a resumption, which read them."""
+    for half, step_fails in (("rest", True), ("weight", False)):
+        model, path = make_model(), tmp_path / half
+        optimizer = open_optimizer(path, model, master="split")
+        train(optimizer, model)
+        (file,) = optimizer._optimizer_state.store._files
+        extent = file.layout.extents[1]
+        offset = file.layout.array_offset(file.version.extents[half, 1].slot, half, extent)
+        with path.open("r+b") as raw:
+            raw.seek(offset)
+            byte = raw.read(1)
+            raw.seek(offset)
+            raw.write(bytes([byte[0] ^ 1]))
+        assert [f"array {half} of step 1 is damaged" in message for message in optimizer.store.verify()] == [True]
+        if step_fails:
+            with pytest.raises(StateError, match="array rest of step 1 is damaged in tensors"):
+                train(optimizer, model)
+        else:
+            train(optimizer, model)
+            assert optimizer.store.verify() == []
+        optimizer.close()

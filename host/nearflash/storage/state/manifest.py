@@ -216,8 +216,10 @@ def _check_arrays(arrays: tuple[StateArray, ...]) -> tuple[StateArray, ...]:
     first = StateArray("p")
     if not arrays or arrays[0] != first:
         raise StateError(f"arrays must begin with {first}, not {arrays[:1]}")
-    if len(set(names)) < len(names) or not set(names).isdisjoint(MasterFormat.SPLIT.arrays):
+    if len(set(names)) < len(names):
         raise StateError(f"arrays must have different names, not {names}")
+    if taken := [name for name in names if name in MasterFormat.SPLIT.arrays]:
+        raise StateError(f"arrays must not have the names of a split master's halves, as {taken[0]!r} has")
     for array in arrays:
         per_element = array.params_per_element
         if array.element_bytes not in (1, 2, 4) or per_element < 1 or EXTENT_ALIGNMENT % per_element:
