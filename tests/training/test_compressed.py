@@ -1,11 +1,15 @@
 """Training with Top-K gradients: all of them change nothing; what is left out survives failures and mispredictions."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from nearflash.abi.errors import StateError
 from nearflash.training import LossScale, TopK
+
+top_k = partial(TopK, warmup_steps=0)
 
 
 def bits(optimizer):
@@ -25,7 +29,7 @@ def backward(optimizer, tensors, step):
 
 def test_all_of_them_is_as_without(tensors, open_optimizer, tmp_path):
     found = []
-    for name, compression in (("dense", None), ("whole", TopK(1.0, value_format="fp32"))):
+    for name, compression in (("dense", None), ("whole", top_k(1.0, value_format="fp32"))):
         mine = copies(tensors)
         optimizer = open_optimizer(mine, path=tmp_path / name, compression=compression, max_grad_norm=3.0)
         for step in range(3):
@@ -39,7 +43,7 @@ def test_all_of_them_is_as_without(tensors, open_optimizer, tmp_path):
 def test_few_of_them_need_few_bytes(open_optimizer, saved, left_out):
     """And what is left out, where it is saved: 5/8, in whole blocks."""
     tensor = torch.nn.Parameter(torch.zeros(64 * 1024))
-    optimizer = open_optimizer([tensor], extent_params=16 * 1024, compression=TopK(0.01, saved=saved))
+    optimizer = open_optimizer([tensor], extent_params=16 * 1024, compression=top_k(0.01, saved=saved))
     tensor.grad = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
     optimizer.step()
     down = optimizer.report.traffic.to_device_bytes / optimizer.report.traffic.params
@@ -51,7 +55,7 @@ def test_few_of_them_need_few_bytes(open_optimizer, saved, left_out):
 @pytest.mark.parametrize("residual", ["fp32", "int4"])
 def test_the_residual_is_that_of_committed_steps(tensors, open_optimizer, tmp_path, overlap, residual):
     """Failures, skips, mispredictions and more devices between: the same bits as an undisturbed run."""
-    settings = TopK(0.05, residual=residual)
+    settings = top_k(0.05, residual=residual)
     plain, mine = copies(tensors), copies(tensors)
     undisturbed = open_optimizer(plain, path=tmp_path / "undisturbed", compression=settings, loss_scale=16.0)
     optimizer = open_optimizer(
@@ -86,7 +90,7 @@ def test_the_residual_is_that_of_committed_steps(tensors, open_optimizer, tmp_pa
 @pytest.mark.parametrize("residual", ["fp32", "int4"])
 def test_what_was_left_out_is_resumed_rolled_back_and_carried(tensors, open_optimizer, tmp_path, residual):
     """Closed and opened, undone and done again: the same bits; also of tensors that a step leaves out."""
-    settings = TopK(0.05, residual=residual)
+    settings = top_k(0.05, residual=residual)
     plain, mine = copies(tensors), copies(tensors)
     undisturbed = open_optimizer(plain, path=tmp_path / "undisturbed", compression=settings)
     for step in range(5):
@@ -126,7 +130,7 @@ def test_what_is_not_saved_begins_at_zero_after_a_resume_or_a_rollback(open_opti
         optimizer.step()
         return set(torch.nonzero(tensor.detach() != before).view(-1).tolist())
 
-    settings = {"compression": TopK(0.05, saved=False), "lr": 1e-2}
+    settings = {"compression": top_k(0.05, saved=False), "lr": 1e-2}
     (tensor,) = copies([start])
     with open_optimizer([tensor], path=tmp_path / "state", **settings) as optimizer:
         first, second = changed(optimizer, tensor), changed(optimizer, tensor)

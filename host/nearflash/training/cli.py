@@ -174,7 +174,10 @@ def _add_topk(parser: argparse.ArgumentParser) -> None:
         "--topk-values", choices=("bf16", "fp16", "fp32"), help="Number format of what is sent (default: bf16)."
     )
     parser.add_argument(
-        "--topk-warmup", type=non_negative, metavar="STEPS", help="Steps in which the share falls from all to RATIO."
+        "--topk-warmup",
+        type=non_negative,
+        metavar="STEPS",
+        help="Steps in which the share falls from all to RATIO (default: 100).",
     )
     parser.add_argument(
         "--topk-unsaved", action="store_true", default=None,
@@ -198,7 +201,7 @@ def _compression(arguments: argparse.Namespace) -> "TopK | None":
         feedback=residual != "none",
         value_format=given.get("values", "bf16"),
         residual="int4" if residual == "none" else residual,
-        warmup_steps=given.get("warmup", 0),
+        warmup_steps=given.get("warmup"),
         saved="unsaved" not in given,
     )
 

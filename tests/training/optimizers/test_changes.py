@@ -103,7 +103,7 @@ def test_thawing_with_compression_and_narrow_state(tmp_path, residual):
         tensors = model(dtype=torch.bfloat16)
         options = {
             "state_format": "mx8", "param_dtype": "bf16", "extent_params": 1024,
-            "compression": TopK(0.25, residual=residual),
+            "compression": TopK(0.25, residual=residual, warmup_steps=0),
         }  # fmt: skip
         for index in (1, 2):
             tensors[index].requires_grad_(not thawed_late)

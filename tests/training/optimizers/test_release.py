@@ -62,7 +62,7 @@ def is_free(path):
         {"overlap": "backward"},
         {"overlap": "backward", "free_gradients": True, "max_grad_norm": 0.1},
         {"resident_bytes": 1 << 20, "state_format": "mx8"},
-        {"compression": TopK(0.1)},
+        {"compression": TopK(0.1, warmup_steps=0)},
     ],
     ids=["plain", "backward", "scratch", "resident", "top-k"],
 )

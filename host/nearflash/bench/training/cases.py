@@ -125,7 +125,7 @@ CASES: dict[str, Callable[[str, Path], AbstractContextManager[MeasuredRun]]] = {
     "nearflash-host-mx8": _near_storage(state_format="mx8"),
     **{f"nearflash-host-split-{form}": _near_storage(master="split", state_format=form) for form in StateFormat},
     "nearflash-host-delta": _near_storage(state_format="mx8", delta_bytes=DELTA_BYTES, lr=DELTA_LR),
-    "nearflash-host-topk": _near_storage(compression=TopK(RATIO)),
+    "nearflash-host-topk": _near_storage(compression=TopK(RATIO, warmup_steps=0)),
     "nearflash-host-all": _near_storage(overlap="backward", resident_bytes=WHOLE_BYTES),
 }
 

@@ -3,10 +3,10 @@
     torch-memory      torch.optim.AdamW, clipped by torch: what the others are compared with
     fp32-state        NearStorageAdamW: the same within rounding
     bf16-state, mx8-state
-    topk              1 % of the gradient, what is left out is carried over in 4 bits
+    topk              1 % of the gradient from the first step on, what is left out is carried over in 4 bits
     topk-exact        the same in fp32
     topk-unsaved      the same in 4 bits, not saved: the same curve, as nothing is resumed here, for fewer bytes
-    topk-warmup       1 % is reached after WARMUP steps, exponentially (Deep Gradient Compression)
+    topk-warmup       1 % is reached after 100 steps, exponentially, as by default (Deep Gradient Compression)
     topk-no-feedback  1 % of the gradient, what is left out is lost
     torch-muon        torch.optim.Muon for the layers' matrices, torch.optim.AdamW for all else, clipped together
     muon              NearStorageMuon: compared with torch-muon
@@ -39,17 +39,16 @@ from nearflash.training.optimizers.muon import NearStorageMuon
 __all__ = ["run"]
 
 TORCH, TORCH_MUON, MUON = "torch-memory", "torch-muon", "muon"
-WARMUP = 100
 CASES: dict[str, dict[str, Any]] = {
     TORCH: {},
     "fp32-state": {},
     "bf16-state": {"state_format": "bf16"},
     "mx8-state": {"state_format": "mx8"},
-    "topk": {"compression": TopK(0.01)},
-    "topk-exact": {"compression": TopK(0.01, residual="fp32")},
-    "topk-unsaved": {"compression": TopK(0.01, saved=False)},
-    "topk-warmup": {"compression": TopK(0.01, warmup_steps=WARMUP)},
-    "topk-no-feedback": {"compression": TopK(0.01, feedback=False)},
+    "topk": {"compression": TopK(0.01, warmup_steps=0)},
+    "topk-exact": {"compression": TopK(0.01, residual="fp32", warmup_steps=0)},
+    "topk-unsaved": {"compression": TopK(0.01, saved=False, warmup_steps=0)},
+    "topk-warmup": {"compression": TopK(0.01)},
+    "topk-no-feedback": {"compression": TopK(0.01, feedback=False, warmup_steps=0)},
     TORCH_MUON: {},
     MUON: {},
 }

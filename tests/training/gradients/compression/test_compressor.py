@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from nearflash.device.backends.host.topk import expand
 from nearflash.support import native
 from nearflash.training.gradients.compression import Compressor, TopK, loops
 
+top_k = partial(TopK, warmup_steps=0)
 GENERIC = native.ProcessorLevel("generic", ("-O1",), frozenset())
 AVX2 = next(target for target in native.TARGETS if target.name == "x86-64-v3")
 LEVELS = {target.name: target for target in (native.pick_target(), AVX2, GENERIC)}
@@ -25,15 +28,15 @@ def test_selection_is_that_of_a_sort(seed, distinct, ratio):
     """Few distinct magnitudes, so that many are equal: the lower index wins."""
     rng = np.random.default_rng(seed)
     g = (rng.integers(-distinct, distinct + 1, 160) / 4).astype(np.float32)
-    kept = np.flatnonzero(expand(Compressor(TopK(ratio, value_format="fp32"), 160).compress(0, g, 1), 160))
-    order = sorted(range(160), key=lambda i: (-abs(g[i]), i))[: TopK(ratio).count(160, 1)]
+    kept = np.flatnonzero(expand(Compressor(top_k(ratio, value_format="fp32"), 160).compress(0, g, 1), 160))
+    order = sorted(range(160), key=lambda i: (-abs(g[i]), i))[: top_k(ratio).count(160, 1)]
     assert kept.tolist() == sorted(i for i in order if g[i])
 
 
 @pytest.mark.parametrize("value_format", ["fp16", "bf16", "fp32"])
 def test_kept_and_left_out_add_up_exactly(value_format):
     """Over several steps, and to the bit: a difference of a number and its rounding is exact in fp32."""
-    compressor = Compressor(TopK(0.05, value_format=value_format, residual="fp32"), 512)
+    compressor = Compressor(top_k(0.05, value_format=value_format, residual="fp32"), 512)
     for step in range(1, 6):
         g, before = gradients(step), compressor.arrays().get("residual", np.zeros(512, np.float32)).copy()
         kept = expand(compressor.compress(0, g, step), 512)
@@ -44,7 +47,7 @@ def test_kept_and_left_out_add_up_exactly(value_format):
 def test_nothing_is_lost_over_the_range_of_fp16():
     g = np.zeros(16, np.float32)
     g[3], g[5] = 100_000, 1e-9
-    compressor = Compressor(TopK(1.0, value_format="fp16", residual="fp32"), 16)
+    compressor = Compressor(top_k(1.0, value_format="fp16", residual="fp32"), 16)
     kept = expand(compressor.compress(0, g, 1), 16)
     compressor.commit()
     assert kept[3] == 65504 and kept[5] == 0
@@ -53,7 +56,7 @@ def test_nothing_is_lost_over_the_range_of_fp16():
 
 @pytest.mark.parametrize("residual", ["fp32", "int4"])
 def test_a_skipped_step_changes_nothing(residual):
-    one, other = (Compressor(TopK(0.05, residual=residual), 512) for _ in range(2))
+    one, other = (Compressor(top_k(0.05, residual=residual), 512) for _ in range(2))
     for compressor in (one, other):
         compressor.compress(0, gradients(1), 1)
         compressor.commit()
@@ -64,7 +67,7 @@ def test_a_skipped_step_changes_nothing(residual):
 
 @pytest.mark.parametrize("residual", ["fp32", "int4"])
 def test_resumed_from_its_arrays_it_goes_on_the_same(residual):
-    one, other = (Compressor(TopK(0.05, residual=residual), 512) for _ in range(2))
+    one, other = (Compressor(top_k(0.05, residual=residual), 512) for _ in range(2))
     for step in (1, 2):
         one.compress(0, gradients(step), step)
         one.commit()
@@ -74,7 +77,7 @@ def test_resumed_from_its_arrays_it_goes_on_the_same(residual):
 
 def test_ranges_are_selected_from_by_themselves_in_any_order():
     g = gradients(4, 1024)
-    one, other = (Compressor(TopK(0.05), 1024) for _ in range(2))
+    one, other = (Compressor(top_k(0.05), 1024) for _ in range(2))
     for step in (1, 2):
         streams = [one.compress(start, g[start : start + 512], step).tobytes() for start in (0, 512)]
         assert streams[::-1] == [other.compress(start, g[start : start + 512], step).tobytes() for start in (512, 0)]
@@ -84,7 +87,7 @@ def test_ranges_are_selected_from_by_themselves_in_any_order():
 
 
 def test_without_feedback_there_is_no_state():
-    compressor = Compressor(TopK(0.05, feedback=False), 512)
+    compressor = Compressor(top_k(0.05, feedback=False), 512)
     first = compressor.compress(0, gradients(1), 1).tobytes()
     compressor.commit()
     assert compressor.compress(0, gradients(1), 1).tobytes() == first and compressor.arrays() == {}
@@ -92,14 +95,14 @@ def test_without_feedback_there_is_no_state():
 
 def test_torch_tensors_of_other_dtypes():
     half = torch.randn(64).bfloat16()
-    by_torch = Compressor(TopK(0.1), 64).compress(0, half, 1)
-    assert by_torch.tobytes() == Compressor(TopK(0.1), 64).compress(0, half.float().numpy(), 1).tobytes()
+    by_torch = Compressor(top_k(0.1), 64).compress(0, half, 1)
+    assert by_torch.tobytes() == Compressor(top_k(0.1), 64).compress(0, half.float().numpy(), 1).tobytes()
 
 
 def test_feedback_brings_every_gradient_in_the_end():
     """A constant gradient: the sum of what was kept follows the sum of gradients within a few steps' worth."""
     g, total = gradients(5), np.zeros(512, np.float32)
-    compressor = Compressor(TopK(0.1), 512)
+    compressor = Compressor(top_k(0.1), 512)
     for step in range(1, 201):
         total += expand(compressor.compress(0, g, step), 512)
         compressor.commit()
@@ -110,7 +113,7 @@ def test_feedback_brings_every_gradient_in_the_end():
 def test_gradients_that_are_not_finite_are_refused(value):
     g = gradients(1)
     g[7] = value
-    compressor = Compressor(TopK(0.1), 512)
+    compressor = Compressor(top_k(0.1), 512)
     with pytest.raises(NonFiniteError, match="gradients must be finite, not NaN or infinite in 1 elements"):
         compressor.compress(0, g, 1)
     compressor.commit()
@@ -120,7 +123,7 @@ def test_gradients_that_are_not_finite_are_refused(value):
 @pytest.mark.parametrize("value_format", ["fp16", "fp32"])
 @pytest.mark.parametrize("ratio", [0.001, 0.03, 1.0])
 def test_streams_fit_what_is_said(ratio, value_format):
-    topk = TopK(ratio, value_format=value_format)
+    topk = top_k(ratio, value_format=value_format)
     compressor = Compressor(topk, 9008)
     longest = longest_stream_bytes(9008, topk.count(9008, 1), topk.wire_format)
     assert compressor.compress(0, gradients(6, 9008), 1).size <= longest
@@ -128,9 +131,9 @@ def test_streams_fit_what_is_said(ratio, value_format):
 
 def test_ranges_are_multiples_of_16():
     with pytest.raises(AlignmentError, match="params must be a multiple of 16 parameters, not 17; pad with zeros"):
-        Compressor(TopK(0.1), 17)
+        Compressor(top_k(0.1), 17)
     with pytest.raises(AlignmentError, match="start must be a multiple of 16 parameters, not 8"):
-        Compressor(TopK(0.1), 32).compress(8, np.zeros(16, np.float32), 1)
+        Compressor(top_k(0.1), 32).compress(8, np.zeros(16, np.float32), 1)
 
 
 @pytest.fixture(params=LEVELS)
@@ -164,7 +167,7 @@ def wide(params, seed):
 def test_compiled_passes_have_the_bits_of_torch(monkeypatch, params, options, ratio):
     found = []
     for compiled in (True, False):
-        compressor = Compressor(TopK(ratio, **options), params)
+        compressor = Compressor(top_k(ratio, **options), params)
         assert compressor._is_compiled(torch.zeros(16))
         monkeypatch.setattr(compressor, "_is_compiled", lambda _, compiled=compiled: compiled)
         streams = []
@@ -180,6 +183,6 @@ def test_a_sample_that_misleads_costs_time_alone():
     for first, rest in ((9.0, 1.0), (0.0, 1.0)):
         g = np.full(64_000, rest, np.float32)
         g[::251] = first
-        kept = np.flatnonzero(expand(Compressor(TopK(0.01), g.size).compress(0, g, 1), g.size))
+        kept = np.flatnonzero(expand(Compressor(top_k(0.01), g.size).compress(0, g, 1), g.size))
         order = np.lexsort((np.arange(g.size), -g))[:640]
         assert kept.tolist() == sorted(order.tolist())

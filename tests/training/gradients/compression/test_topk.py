@@ -3,6 +3,7 @@ import pytest
 from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.abi.topk import ValueFormat
 from nearflash.training.gradients.compression import TopK
+from nearflash.training.gradients.compression.topk import WARMUP_STEPS
 
 
 def test_the_share_falls_during_warm_up():
@@ -11,13 +12,20 @@ def test_the_share_falls_during_warm_up():
     assert ratios == pytest.approx([10**-0.5, 0.1, 10**-1.5, 0.01, 0.01])
 
 
+def test_by_default_a_share_falls_for_a_hundred_steps_and_a_schedule_counts_as_it_is():
+    settings = TopK(0.01)
+    assert settings.ratio_at(1) > 0.95 and settings.ratio_at(100) > 0.01 == settings.ratio_at(WARMUP_STEPS + 1)
+    assert 21 < sum(settings.ratio_at(step) for step in range(1, 101)) < 22  # steps' worth of all gradients
+    assert TopK(lambda _: 0.01).ratio_at(1) == 0.01
+
+
 def test_a_schedule_of_the_share():
     settings = TopK(lambda step: 1.0 if step < 3 else 0.5)
     assert [settings.count(10, step) for step in (1, 2, 3)] == [10, 10, 5]
 
 
 def test_at_least_one_pair():
-    assert TopK(0.001).count(16, 1) == 1
+    assert TopK(0.001, warmup_steps=0).count(16, 1) == 1
 
 
 def test_wire_formats():
