@@ -44,29 +44,27 @@ inline uint16_t bf16_of(float number) {
     return uint16_t((bits + (bits >> 16 & 1) + 0x7FFF) >> 16);
 }
 
-// Numbers that may be kept, in order.
+// Numbers that may be kept, in order, in memory for those of a whole range and a block more.
 struct Candidates {
-    std::vector<uint32_t> places;
-    std::vector<float> values;
+    uint32_t *places;
+    float *values;
+    int64_t size;
 
-    int64_t size() const { return int64_t(places.size()); }
-    void resize(int64_t size) { places.resize(size), values.resize(size); }
     int32_t magnitude(int64_t i) const { return int32_t(bits_at(values[i]) & MAGNITUDE_BITS); }
 };
 
-// Append those of a group whose magnitude is at least `least`; `first` is the place of its first one. Returns the count.
-// There is room for a whole group more.
+// Append those of a block whose magnitude is at least `least`; `first` is the place of its first one.
 #if defined(NEARFLASH_AVX512)
-inline int64_t append(const float *numbers, int32_t least, uint32_t first, Candidates &found, int64_t count) {
+inline void append(const float *numbers, int32_t least, uint32_t first, Candidates &found) {
     const __m512i bits = load<__m512i>(numbers), magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(MAGNITUDE_BITS));
     const __mmask16 mask = _mm512_cmpge_epi32_mask(magnitude, _mm512_set1_epi32(least));
     const I32 places = lane_numbers() + int32_t(first);
-    store(found.values.data() + count, _mm512_maskz_compress_epi32(mask, bits));
-    store(found.places.data() + count, _mm512_maskz_compress_epi32(mask, (__m512i)places));
-    return count + __builtin_popcount(mask);
+    store(found.values + found.size, _mm512_maskz_compress_epi32(mask, bits));
+    store(found.places + found.size, _mm512_maskz_compress_epi32(mask, (__m512i)places));
+    found.size += __builtin_popcount(mask);
 }
 #else
-inline int64_t append(const float *numbers, int32_t least, uint32_t first, Candidates &found, int64_t count) {
+inline void append(const float *numbers, int32_t least, uint32_t first, Candidates &found) {
     uint32_t mask = 0;
 #if defined(__AVX2__)
     const __m256i below = _mm256_set1_epi32(least - 1), magnitude = _mm256_set1_epi32(MAGNITUDE_BITS);
@@ -77,11 +75,10 @@ inline int64_t append(const float *numbers, int32_t least, uint32_t first, Candi
 #else
     for (int i = 0; i < BLOCK; i++) mask |= uint32_t(int32_t(bits_at(numbers[i]) & MAGNITUDE_BITS) >= least) << i;
 #endif
-    for (; mask; mask &= mask - 1, count++) {
-        found.places[count] = first + __builtin_ctz(mask);
-        found.values[count] = numbers[__builtin_ctz(mask)];
+    for (; mask; mask &= mask - 1, found.size++) {
+        found.places[found.size] = first + __builtin_ctz(mask);
+        found.values[found.size] = numbers[__builtin_ctz(mask)];
     }
-    return count;
 }
 #endif
 
@@ -187,31 +184,29 @@ int32_t find_likely(const Range &range, int64_t count) {
 // All numbers whose magnitude, as an integer, is at least `least`, which is at least 1.
 void find_large(const Range &range, int32_t least, Candidates &found) {
     float memory[TILE];
-    int64_t count = 0;
+    found.size = 0;
     for (int64_t first = 0; first < range.params; first += TILE) {
         const int size = int(std::min<int64_t>(TILE, range.params - first));
         const float *const sums = range.sums(first, size, memory);
-        found.resize(std::max<int64_t>(found.size(), count + size + BLOCK));
-        for (int i = 0; i < size; i += BLOCK) count = append(sums + i, least, uint32_t(first + i), found, count);
+        for (int i = 0; i < size; i += BLOCK) append(sums + i, least, uint32_t(first + i), found);
     }
-    found.resize(count);
 }
 
 // The magnitude that `count` of the candidates have or exceed: of the bucket that it is in, the rest is sorted out.
 int32_t find_least(const Candidates &found, int64_t count) {
     int32_t most = 0, fewest = INFINITY_BITS;
-    for (int64_t i = 0; i < found.size(); i++) {
+    for (int64_t i = 0; i < found.size; i++) {
         most = std::max(most, found.magnitude(i));
         fewest = std::min(fewest, found.magnitude(i));
     }
     int shift = 0;
     while ((most - fewest) >> shift >= BUCKETS) shift++;
     std::vector<int64_t> counts(BUCKETS);
-    for (int64_t i = 0; i < found.size(); i++) counts[(found.magnitude(i) - fewest) >> shift]++;
+    for (int64_t i = 0; i < found.size; i++) counts[(found.magnitude(i) - fewest) >> shift]++;
     int bucket = BUCKETS - 1;
     for (; counts[bucket] < count; bucket--) count -= counts[bucket];
     std::vector<int32_t> inside;
-    for (int64_t i = 0; i < found.size(); i++)
+    for (int64_t i = 0; i < found.size; i++)
         if ((found.magnitude(i) - fewest) >> shift == bucket) inside.push_back(found.magnitude(i));
     std::nth_element(inside.begin(), inside.begin() + count - 1, inside.end(), std::greater<int32_t>());
     return inside[count - 1];
@@ -219,21 +214,22 @@ int32_t find_least(const Candidates &found, int64_t count) {
 
 // Leave the `count` of largest magnitude, the lower place of equal ones, in order.
 void keep_largest(Candidates &found, int64_t count) {
-    if (found.size() <= count) return;
+    if (found.size <= count) return;
     const int32_t least = find_least(found, count);
     int64_t equal = count, kept = 0;
-    for (int64_t i = 0; i < found.size(); i++) equal -= found.magnitude(i) > least;
-    for (int64_t i = 0; i < found.size(); i++) {
-        const bool keeps = found.magnitude(i) > least || (found.magnitude(i) == least && equal-- > 0);
+    for (int64_t i = 0; i < found.size; i++) equal -= found.magnitude(i) > least;
+    for (int64_t i = 0; i < found.size; i++) {
+        const bool same = found.magnitude(i) == least, keeps = (found.magnitude(i) > least) | (same & (equal > 0));
+        equal -= same;
         found.places[kept] = found.places[i];
         found.values[kept] = found.values[i];
         kept += keeps;
     }
-    found.resize(kept);
+    found.size = kept;
 }
 
 // A value as a stream has it, its largest number in the place of a larger one; and what that is worth.
-inline uint32_t pattern_of(float value, int format) {
+template <int format> inline uint32_t pattern_of(float value) {
     if (format == FP32) return bits_at(value);
     const float most = format == FP16 ? 65504.0f : number_at(0x7F7F);
     const float within = value > most ? most : value < -most ? -most : value;
@@ -242,7 +238,7 @@ inline uint32_t pattern_of(float value, int format) {
     return patterns[0];
 }
 
-inline float value_of(uint32_t pattern, int format) {
+template <int format> inline float value_of(uint32_t pattern) {
     if (format == FP32) return load<float>(&pattern);
     if (format == BF16) return number_at(uint16_t(pattern));
     const F32 values = fp16_values(U16{} + uint16_t(pattern));
@@ -262,17 +258,18 @@ struct Kept {
 };
 
 // A tile's word and sections, behind each other; returns where they end. The values as sent take the place of others.
-uint8_t *write_tile(int64_t tile, const Kept &kept, int format, uint8_t *word) {
+template <int format> uint8_t *write_tile(int64_t tile, const Kept &kept, uint8_t *word) {
     uint8_t *const indices = word + WORD_BYTES, *at = indices;
-    for (int i = 0; i < kept.count; i++, at += 2) store(at, uint16_t(kept.places[i] % TILE));
-    at = pad(at, indices);
+    for (int i = 0; i < kept.count; i++) store(at + 2 * i, uint16_t(kept.places[i] % TILE));
+    at = pad(at + 2 * kept.count, indices);
     const uint8_t *const values = at;
-    const int size = format == FP32 ? 4 : 2;
-    for (int i = 0; i < kept.count; i++, at += size) {
-        const uint32_t pattern = pattern_of(kept.values[i], format);
-        std::memcpy(at, &pattern, size);
-        kept.values[i] = value_of(pattern, format);
+    constexpr int size = format == FP32 ? 4 : 2;
+    for (int i = 0; i < kept.count; i++) {
+        const uint32_t pattern = pattern_of<format>(kept.values[i]);
+        std::memcpy(at + size * i, &pattern, size);
+        kept.values[i] = value_of<format>(pattern);
     }
+    at += size * kept.count;
     at = pad(at, values);
     const uint32_t before = InstructionStep::step(~0u, uint64_t(tile) | uint64_t(kept.count) << 32);
     const uint64_t crc = Checksum<InstructionStep>::of(indices, at - indices, before);
@@ -309,31 +306,33 @@ void pack_tile(const Range &range, int64_t first, int size, const Kept &kept, co
 extern "C" {
 
 // The stream of a range of `params` gradients, a multiple of BLOCK, without its header, for which room is left in front;
-// what is left out of it, where this is held.
+// what is left out of it, where this is held. memory: for two words a gradient, and 32 more.
 void compress(const float *gradients, int64_t params, int64_t count, int format, const Residual *held,
-              const Residual *left, uint8_t *stream, Outcome *outcome) {
+              const Residual *left, uint8_t *memory, uint8_t *stream, Outcome *outcome) {
     const Range range{gradients, params, *held};
-    Candidates found;
+    uint32_t *const places = (uint32_t *)memory;
+    Candidates found{places, (float *)(places + params + BLOCK), 0};
     const int32_t likely = find_likely(range, count);
     find_large(range, likely, found);
-    if (found.size() < count && likely > 1) find_large(range, 1, found);
+    if (found.size < count && likely > 1) find_large(range, 1, found);
     *outcome = {};
-    for (int64_t i = 0; i < found.size(); i++) outcome->nonfinite += found.magnitude(i) >= INFINITY_BITS;
+    for (int64_t i = 0; i < found.size; i++) outcome->nonfinite += found.magnitude(i) >= INFINITY_BITS;
     if (outcome->nonfinite) return;
     keep_largest(found, count);
+    const auto write = format == FP32 ? write_tile<FP32> : format == FP16 ? write_tile<FP16> : write_tile<BF16>;
     uint8_t *at = stream + HEADER_BYTES;
     uint32_t words = ~0u;
     const bool holds = left->nibbles || left->numbers;
     for (int64_t first = 0, done = 0; first < params; first += TILE) {
         const int size = int(std::min<int64_t>(TILE, params - first));
-        Kept kept{found.places.data() + done, found.values.data() + done, 0};
-        while (done < found.size() && found.places[done] < first + size) done++, kept.count++;
+        Kept kept{found.places + done, found.values + done, 0};
+        while (done < found.size && found.places[done] < first + size) done++, kept.count++;
         uint8_t *const word = at;
-        at = write_tile(first / TILE, kept, format, word);
+        at = write(first / TILE, kept, word);
         words = InstructionStep::step(words, load<uint64_t>(word));
         if (holds) pack_tile(range, first, size, kept, *left);
     }
-    outcome->pairs = found.size();
+    outcome->pairs = found.size;
     outcome->stream_bytes = at - stream;
     outcome->words_crc32c = ~words;
 }

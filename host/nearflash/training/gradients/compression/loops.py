@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.topk import HEADER_BYTES, StreamHeader, ValueFormat, longest_stream_bytes
+from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.support.native import find_address, load_library
 
 __all__ = ["Compressed", "compress_range"]
@@ -47,7 +48,8 @@ def compress_range(
     stream = np.empty(longest_stream_bytes(params, count, value_format), np.uint8)
     left = [np.empty_like(array) for array in held]
     residuals = [ctypes.byref(_Residual.of(arrays)) for arrays in (held, left)]
-    places = find_address(stream), ctypes.byref(outcome)
+    memory = reuse_buffer(8 * params + 128)
+    places = find_address(memory), find_address(stream), ctypes.byref(outcome)
     _load().compress(find_address(gradients), params, count, value_format, *residuals, *places)
     if outcome.nonfinite:
         return stream[:0], [], outcome.nonfinite
@@ -59,6 +61,6 @@ def compress_range(
 @cache
 def _load() -> ctypes.CDLL:
     loops = load_library(Path(__file__).with_name("loops.cpp"))
-    loops.compress.argtypes = [_ADDRESS, _I64, _I64, ctypes.c_int32, *[_ADDRESS] * 4]
+    loops.compress.argtypes = [_ADDRESS, _I64, _I64, ctypes.c_int32, *[_ADDRESS] * 5]
     loops.compress.restype = None
     return loops
