@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from nearflash.abi.errors import AddressError, CommandError, DeviceError
 from nearflash.abi.kernel.commands import Command, Completion
+from nearflash.abi.topk import HEADER_BYTES
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import Memory
 
@@ -63,14 +64,15 @@ def _overlap(one: _Range, other: _Range) -> AddressError:
 def port_beats(command: Command, port_bytes: int, delta_bytes: int | None = None) -> dict[str, int]:
     """Counters `read_beats` and `write_beats`, as they follow from a command's ranges.
 
-    delta_bytes: of the delta that was written in the copy's range, which is for the longest.
+    delta_bytes: of the delta that was written in the copy's range, which is for the longest. Its header is written
+    last: where it does not fill beats, the one that it shares with the first tile is written twice.
     """
     sizes = {
         "read_beats": {name: size for name, (_, size) in command.reads().items()},
         "write_beats": {name: size for name, (_, size) in command.writes().items()},
     }
     if delta_bytes is not None:
-        sizes["write_beats"]["copy"] = delta_bytes
+        sizes["write_beats"]["copy"] = delta_bytes + (port_bytes if HEADER_BYTES % port_bytes else 0)
     return {name: sum(-(-size // port_bytes) for size in each.values()) for name, each in sizes.items()}
 
 

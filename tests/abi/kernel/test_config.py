@@ -23,7 +23,7 @@ def test_an_unknown_name_lists_what_exists() -> None:
         ({"port_bits": 64, "lanes": 1, "burst_bytes": 4096}, "burst_bytes must be a divisor of 4096 of 1 to 256 beats"),
         ({"outstanding_bursts": 0}, "outstanding_bursts must be between 1 and 32, not 0"),
         ({"state_formats": ("bf16",)}, "state_formats must be fp32 alone, or fp32, bf16, mx8, not"),
-        ({"delta": True}, "delta must be False but for ports of 64 bits, not True"),
+        ({"delta": True, "lanes": 8, "gradients": ("fp32",)}, "delta must be False but for up to 4 lanes, not True"),
     ],
 )
 def test_parameters_that_do_not_fit_together_are_named(change: dict[str, int], message: str) -> None:

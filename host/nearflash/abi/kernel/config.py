@@ -130,7 +130,7 @@ class UpdateConfig(KernelConfig):
                           or (self.gradients == ("fp32", "topk") and self.lanes <= 4),
                           "fp32, and topk with up to 4 lanes"),
             "delta": (not self.delta or self.gradients == SOFTWARE_GRADIENTS
-                      or (self.port_bits == 64 and self.lanes <= 4), "False but for ports of 64 bits"),
+                      or self.lanes <= 4, "False but for up to 4 lanes"),
             "masters": (self.masters == _MASTER_FORMATS[:1] or self.gradients == SOFTWARE_GRADIENTS,
                         "fp32 in hardware"),
         })  # fmt: skip
@@ -257,6 +257,8 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
                      delta=True),
         UpdateConfig("smartssd", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096, clock_hz=300_000_000,
                      state_formats=_STATE_FORMATS, gradients=("fp32", "topk")),
+        UpdateConfig("smartssd-delta", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096,
+                     clock_hz=300_000_000, state_formats=_STATE_FORMATS, gradients=("fp32", "topk"), delta=True),
         UpdateConfig("pynq-z2", lanes=1, port_bits=64, outstanding_bursts=8, burst_bytes=128, clock_hz=100_000_000),
         AttendConfig("tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024, score_blocks=8,
                      score_entries=1 << 17, selector_keys=4096, luns=4, page_bytes=4096, clock_hz=100_000_000),

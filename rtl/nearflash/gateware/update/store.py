@@ -13,19 +13,21 @@ Of groups taken while `discard` is set nothing is written: their beats go out wi
 Timing: one group a cycle while no port waits; back-pressure: yes.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import C, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.formats import FP16, FP32
 from nearflash.abi.kernel.config import UpdateConfig
-from nearflash.abi.topk import ValueFormat
+from nearflash.abi.topk import WORD_BYTES, ValueFormat
 from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4WriteSignature
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents
 from nearflash.gateware.gradients.delta import DeltaPacker
+from nearflash.gateware.gradients.delta_beats import DeltaBeats
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Widen, pieces
 from nearflash.gateware.update.dither import DitherCommand
@@ -179,7 +181,8 @@ class Store(wiring.Component):
         """Writer of the copy, which takes what a packer gives where the command is for what changes."""
         writer = self._write(m, index, name, command, group, filled)
         m.submodules.pack_delta = packer = DeltaPacker(self.config.lanes)
-        given, wanted, part = self.i_command.payload, Signal(), packer.o_command.payload
+        given, wanted = self.i_command.payload, Signal()
+        beats = list(self._delta_beats(m, packer, writer, given.address[index]))
         m.d.comb += [
             wanted.eq(given.copy & self.delta),
             packer.i_command.payload.params.eq(given.params),
@@ -196,16 +199,30 @@ class Store(wiring.Component):
                 packer.i.valid.eq(group.valid),
                 group.ready.eq(packer.i.ready),
                 m.submodules.widen_copy.i.valid.eq(0),
-                writer.i_command.valid.eq(packer.o_command.valid),
-                writer.i_command.payload.address.eq(given.address[index] + (part.first << 3)),
-                writer.i_command.payload.beats.eq(part.words),
-                packer.o_command.ready.eq(writer.i_command.ready),
-                writer.i.valid.eq(packer.o.valid),
-                writer.i.payload.data.eq(packer.o.payload),
-                writer.i.payload.strb.eq((~self.discard).replicate(self.config.port_bytes)),
-                packer.o.ready.eq(writer.i.ready),
+                *(signal.eq(value) for signal, value in beats),
             ]
         return writer
+
+    def _delta_beats(
+        self, m: Module, packer: DeltaPacker, writer: BurstWriter, address: Any
+    ) -> Iterator[tuple[Any, Any]]:
+        """What connects a packer to the writer of its port: words are the beats of one of 64 bits."""
+        ratio, parts, words = self.config.port_bytes // WORD_BYTES, packer.o_command, packer.o
+        strobes = C(1)
+        if ratio > 1:
+            m.submodules.delta_beats = widen = DeltaBeats(ratio)
+            wiring.connect(m, packer.o_command, widen.i_command)
+            wiring.connect(m, packer.o, widen.i)
+            parts, words, strobes = widen.o_command, widen.o, widen.o.payload.strb
+        first, count = (parts.payload[name] for name in ("first", "words" if ratio == 1 else "beats"))
+        yield writer.i_command.valid, parts.valid
+        yield writer.i_command.payload.address, address + (first << (self.config.port_bytes.bit_length() - 1))
+        yield writer.i_command.payload.beats, count
+        yield parts.ready, writer.i_command.ready
+        yield writer.i.valid, words.valid
+        yield writer.i.payload.data, words.payload if ratio == 1 else words.payload.data
+        yield writer.i.payload.strb, Cat((bit & ~self.discard).replicate(WORD_BYTES) for bit in strobes)
+        yield words.ready, writer.i.ready
 
     def _write_state(self, m: Module, index: int, name: str, command: Any, group: Any, filled: Signal) -> StateWriter:
         """Writer of m or v; it sees neither command nor groups where the array is absent."""
