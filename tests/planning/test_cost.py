@@ -70,6 +70,13 @@ def test_compressed_weights_need_a_rate_of_expanding(opt_6_7b, t4):
     assert small.decode["gpu"] > dense.decode["gpu"]
 
 
+def test_attention_that_chooses_reads_less_and_stores_all(opt_6_7b, t4):
+    every, eighth = (predict(opt_6_7b, t4, WORK, policy(read_fraction=share)) for share in (1.0, 0.125))
+    assert eighth.bytes_per_token["cache host to gpu"] == pytest.approx(every.bytes_per_token["cache host to gpu"] / 8)
+    assert eighth.bytes_per_token["cache gpu to host"] == every.bytes_per_token["cache gpu to host"]
+    assert eighth.decode["gpu"] <= every.decode["gpu"] and eighth.prefill == every.prefill
+
+
 def test_grouped_queries_move_less(llama_70b, t4):
     assert llama_70b.kv_bytes_per_token == 80 * 2 * 2 * 8 * 128
     found = predict(llama_70b, t4, WORK, policy(DISK, DISK, HOST, 1, 1))

@@ -148,7 +148,8 @@ def _kinds(plan: Plan) -> str:
         "attention on the host for what lies there" if policy.cpu_attention else "attention where the model computes"
     )
     stored = "" if policy.stored_fraction == 1 else f" stored in {policy.stored_fraction:.2f} of their bytes"
-    return f"{policy.weight_bits}-bit weights{stored}, {policy.cache_bits}-bit cache, {attention}"
+    read = "" if policy.read_fraction == 1 else f" of which {policy.read_fraction:.2f} is read"
+    return f"{policy.weight_bits}-bit weights{stored}, {policy.cache_bits}-bit cache{read}, {attention}"
 
 
 def _shares(shares: Shares) -> str:

@@ -21,7 +21,7 @@ from nearflash.support.tables import TableReader, read_json
 __all__ = ["PLAN_NAME", "PlanFile", "plan_text", "read_plan", "write_plan"]
 
 PLAN_NAME = "nearflash-plan.json"
-_FORMAT, _VERSION = "nearflash plan", 2
+_FORMAT, _VERSION = "nearflash plan", 3
 _CLOSE = 0.01
 """Of the bytes of compressed weights: a plan leaves more room than that."""
 _MOST_COUNT, _MOST = 1 << 53, 1e300
@@ -108,9 +108,12 @@ def write_plan(plan: Plan, file: Path) -> None:
 
 def read_plan(file: Path) -> PlanFile:
     """A plan from its file. Raises PlanError for anything else, naming what is wrong."""
-    what = f"{file}: plan"
+    what, body = f"{file}: plan", read_json(file, PlanError)
+    if isinstance(body, dict) and body.get("version") in range(1, _VERSION):
+        found = body["version"]
+        raise PlanError(f"{what} must have version {_VERSION}, not {found}; make it again: nearflash plan MODEL")
     try:
-        stored = TableReader(PlanError, _rule, complete=True).parse(_Stored, read_json(file, PlanError), what)
+        stored = TableReader(PlanError, _rule, complete=True).parse(_Stored, body, what)
     except CommandError as error:
         raise PlanError(f"{what}: {error}") from error
     if (stored.format, stored.version) != (_FORMAT, _VERSION):

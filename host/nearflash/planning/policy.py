@@ -52,7 +52,8 @@ class OffloadPolicy:
     are loaded once. overlap: loads and stores run beside the computing. cpu_attention: attention over a KV cache on
     the host is computed there. weight_bits, cache_bits: 16 for the model's own dtype, or 4 for groups of 64 codes with
     a scale and a minimum. stored_fraction: bytes of compressed weights over those at weight_bits, 1 for weights that
-    are not compressed.
+    are not compressed. read_fraction: bytes of K and V that attention reads in a step of decode, its index included,
+    over those that are stored.
     Raises CommandError for counts below 1, other bits or fractions, or weights on a device.
     """
 
@@ -66,6 +67,7 @@ class OffloadPolicy:
     weight_bits: int = 16
     cache_bits: int = 16
     stored_fraction: float = 1.0
+    read_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_batches < 1:
@@ -74,8 +76,9 @@ class OffloadPolicy:
             )
         if {self.weight_bits, self.cache_bits} - {4, 16}:
             raise CommandError(f"bits must be 16 or 4, not {self.weight_bits} and {self.cache_bits}")
-        if not 0 < self.stored_fraction <= 1:
-            raise CommandError(f"stored_fraction must be above 0 and 1 at most, not {self.stored_fraction}")
+        for name in ("stored_fraction", "read_fraction"):
+            if not 0 < getattr(self, name) <= 1:
+                raise CommandError(f"{name} must be above 0 and 1 at most, not {getattr(self, name)}")
         if self.weights.device or self.activations.device:
             raise CommandError("only the KV cache can lie on a device, not weights or activations")
 

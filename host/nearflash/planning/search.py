@@ -38,8 +38,8 @@ class Space:
 
     batch_sizes, batch_counts: None for powers of two, as far as any fits, then what lies between those and the best.
     cpu_attention, weight_bits, cache_bits: each value is tried. stored_fraction: of weights that are compressed
-    already. max_block_s: longest time of a block. max_sequences: prompts that there are; blocks that divide them evenly
-    are tried too.
+    already. read_fraction: of K and V, by attention. max_block_s: longest time of a block. max_sequences: prompts that
+    there are; blocks that divide them evenly are tried too.
     """
 
     batch_sizes: Sequence[int] | None = None
@@ -48,6 +48,7 @@ class Space:
     weight_bits: Sequence[int] = (16,)
     cache_bits: Sequence[int] = (16,)
     stored_fraction: float = 1.0
+    read_fraction: float = 1.0
     max_block_s: float | None = None
     max_sequences: int | None = None
 
@@ -125,7 +126,8 @@ def _programs(
         for size in _sizes(space.batch_sizes, space.max_sequences):
             any_fits = False
             for count in _sizes(space.batch_counts, space.max_sequences, size):
-                options = PolicyOptions(size, count, cpu_attention, weight_bits, cache_bits, space.stored_fraction)
+                fractions = space.stored_fraction, space.read_fraction
+                options = PolicyOptions(size, count, cpu_attention, weight_bits, cache_bits, *fractions)
                 solved = _solve(shape, machine, workload, options, space.max_block_s)
                 if solved is None:
                     break  # more batches need more of everything
@@ -285,6 +287,7 @@ def _policy(options: PolicyOptions, counts: dict[str, dict[str, int]], grains: d
         weight_bits=options.weight_bits,
         cache_bits=options.cache_bits,
         stored_fraction=options.stored_fraction,
+        read_fraction=options.read_fraction,
     )
 
 

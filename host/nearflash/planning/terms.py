@@ -60,12 +60,13 @@ class PolicyOptions:
     weight_bits: int = 16
     cache_bits: int = 16
     stored_fraction: float = 1.0
+    read_fraction: float = 1.0
 
     @classmethod
     def of(cls, policy: OffloadPolicy) -> "PolicyOptions":
         """The options of a policy."""
         return cls(policy.batch_size, policy.num_batches, policy.cpu_attention, policy.weight_bits,
-                   policy.cache_bits, policy.stored_fraction)  # fmt: skip
+                   policy.cache_bits, policy.stored_fraction, policy.read_fraction)  # fmt: skip
 
     @property
     def block_size(self) -> int:
@@ -118,8 +119,8 @@ class _Sizes:
         token, seen = shape.kv_bytes_per_token * block, block * shape.visible_kv_bytes(workload.average_tokens)
         ratio = bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
         self.cache_prefill = token * workload.prompt_tokens * ratio
-        self.cache_read = seen * ratio
-        self.cache_read_dense = seen
+        read = seen * options.read_fraction
+        self.cache_read, self.cache_read_dense = read * ratio, read
         self.cache_token = token * ratio
         self.states_token = shape.element_bytes * shape.hidden * block * layers
         self.states_prefill = self.states_token * workload.prompt_tokens
@@ -313,5 +314,6 @@ def _device_seconds(sizes: _Sizes, link: Vector, read: float) -> dict[str, Vecto
     if device is None:
         return {}
     written = sizes.cache_token if read else sizes.cache_prefill
-    busy = read * device.read_fraction / device.attend_bytes_per_s + written / device.write_bytes_per_s
+    fraction = min(1.0, device.read_fraction / sizes.options.read_fraction)  # of what the policy reads already
+    busy = read * fraction / device.attend_bytes_per_s + written / device.write_bytes_per_s
     return {"device": on(busy, "cache.device"), "device link": link / device.link_bytes_per_s}

@@ -22,6 +22,7 @@ from nearflash.offload import OffloadedModel
 from nearflash.offload.commands import generate as command
 from nearflash.planning.plan_file import PLAN_NAME
 from nearflash.planning.profile import load_machine
+from nearflash.storage.kv import KvShape
 from nearflash.weights.pretrained import load_model
 
 MODEL = Path(__file__).parents[2] / "data/doclm-7m"
@@ -156,6 +157,19 @@ def test_options_that_do_not_go_together(options, message, monkeypatch):
     monkeypatch.setattr(OffloadedModel, "__init__", None)  # nothing is loaded before
     with pytest.raises(CommandError, match=re.escape(message)):
         run("a prompt", *options)
+
+
+def test_a_plan_that_is_searched_knows_what_a_policy_reads(prompts, capsys):
+    """Its bytes are those of the share that is read at most, index included."""
+    from nearflash.offload.commands import runtime
+
+    sparse = AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.125, local_window=1, min_tokens=0)
+    shape = KvShape(6, 2, 128)
+    assert runtime._read_fraction(AttentionPolicy(), shape, None, 4096) == 1
+    assert 0.125 < runtime._read_fraction(sparse, shape, None, 4096) < 0.3
+    options = ("--attention", "sparf-page", "--min-tokens", "0", "--top-k", "0.125", "--gpu-memory", "0.05")
+    assert run("--prompts", prompts, "--plan", "auto", *options) == 0
+    assert "policy: sparf-page, as the options say" in capsys.readouterr().err
 
 
 DISK = ("--weights", "disk=1", "--batch-size", "2", "--num-batches", "2")

@@ -22,11 +22,12 @@ from nearflash.inference.calibration.choose import AUTO, SHORT_TOKENS, choose_po
 from nearflash.inference.commands.console import estimate, report_progress, summary
 from nearflash.inference.generate import Generated, generate, settings_of
 from nearflash.inference.models import load_model, model_positions
-from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.policy.estimate import index_bytes, read_fraction
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.session import Session
 from nearflash.inference.settings import Caller, GenerationSettings, generation_settings
-from nearflash.inference.setup import CPU, check_gpu, drive_profile, is_gpu, open_engine, split_parts
+from nearflash.inference.setup import CPU, check_gpu, default_layout, drive_profile, is_gpu, open_engine, split_parts
 from nearflash.offload.cache.block import BatchShape, BlockShape
 from nearflash.offload.cache.engines import BlockEngines, KvPlaces, check_engines
 from nearflash.offload.commands.options import Computing, plan_by_hand
@@ -134,16 +135,16 @@ def _run_by_plan(job: Job) -> int:
     vocabulary = config.get_text_config(decoder=True).vocab_size
     rows = job.rows(tokenizer, vocabulary)
     settings, one_call = _settings_by_plan(job, rows, config, folder.path, vocabulary)
-    plan, policy, line = _plan(options, max(map(len, rows)), settings.max_new_tokens, len(rows) * settings.num_beams)
-    print(line, file=sys.stderr)
-    tokens = _sequence_tokens(job, config, rows, settings)
-    sequences = min(len(rows), policy.block_size) * settings.num_beams
+    tokens, sequences = _sequence_tokens(job, config, rows, settings), len(rows) * settings.num_beams
     chosen: tuple[AttentionPolicy | None, KvLayout | None] = None, None
     if one_call or options.policy is not None or job.attention is not None or tokens > SHORT_TOKENS:
         is_file = job.attention is None and (tokens > SHORT_TOKENS or options.policy not in (None, AUTO))
         compared = open_skeleton(folder.path).model if is_file else None
         chosen = _choose_attention(job, config, kv_shape_of(config), tokens, sequences, compared)
     attention, layout = chosen
+    read = 1.0 if attention is None else _read_fraction(attention, kv_shape_of(config), layout, tokens)
+    plan, policy, line = _plan(options, max(map(len, rows)), settings.max_new_tokens, sequences, read)
+    print(line, file=sys.stderr)
     places = job.places(layout)
     _check_places(job, config, policy, attention, places, one_call)
     experts = None if options.expert_memory is None else int(options.expert_memory)
@@ -289,6 +290,16 @@ def _choose_attention(
     return attention, layout
 
 
+def _read_fraction(attention: AttentionPolicy, shape: KvShape, layout: KvLayout | None, tokens: int) -> float:
+    """Bytes that a step of decode reads at most, of those of all K and V of so many tokens: what is chosen, and the
+    index."""
+    if attention.mode is AttentionMode.DENSE and not attention.overrides:
+        return 1.0
+    layout = layout or default_layout(shape.dim, attention, tokens)
+    index = index_bytes(shape, layout, tokens) / (tokens * shape.token_bytes)
+    return min(1.0, read_fraction(attention, shape, layout, tokens) + index)
+
+
 def _check_places(
     job: Job, config: Any, policy: OffloadPolicy, attention: AttentionPolicy | None, places: KvPlaces, one_call: bool
 ) -> None:
@@ -313,7 +324,7 @@ def _check_places(
 
 
 def _plan(
-    arguments: argparse.Namespace, prompt_tokens: int, new_tokens: int, sequences: int
+    arguments: argparse.Namespace, prompt_tokens: int, new_tokens: int, sequences: int, read_fraction: float
 ) -> tuple["PlanFile | None", OffloadPolicy, str]:
     """The plan, as a file holds it (None: by hand), its policy, and a line about it. Raises PlanError."""
     if (by_hand := plan_by_hand(arguments)) is not None:
@@ -332,7 +343,8 @@ def _plan(
     kept = model / PLAN_NAME
     if arguments.plan == AUTO and (memory or not kept.is_file()):
         workload = Workload(prompt_tokens, new_tokens)
-        plan = plan_here(model, workload, sequences, arguments.scratch or Path(), memory)
+        folder = arguments.scratch or Path()
+        plan = plan_here(model, workload, sequences, folder, memory, read_fraction=read_fraction)
         return PlanFile.of(plan), plan.policy, one_line(plan)
     if memory:
         names = ", ".join(name.removesuffix("_bytes") for name in memory)

@@ -26,16 +26,16 @@ __all__ = ["machine_here", "model_shape", "plan_here"]
 
 def plan_here(
     model: Path, workload: Workload, sequences: int, folder: Path, memory: Mapping[str, float] | None = None, *,
-    again: bool = False,
+    again: bool = False, read_fraction: float = 1.0,
 ) -> Plan:  # fmt: skip
     """The fastest plan for a model's folder on this machine, which is measured where it never was, or `again`.
 
     sequences: prompts that there are. folder: on the drive that is used. memory: bytes to fill at most, as
-    `Machine.with_memory` names them. Raises PlanError where nothing fits.
+    `Machine.with_memory` names them. read_fraction: of K and V, by attention. Raises PlanError where nothing fits.
     """
     shape, stored_fraction = model_shape(model)
     machine, _ = machine_here(model, shape, folder, again=again)
-    space = Space(max_sequences=sequences, stored_fraction=stored_fraction)
+    space = Space(max_sequences=sequences, stored_fraction=stored_fraction, read_fraction=read_fraction)
     return search(shape, machine.with_memory(**(memory or {})), workload, space)
 
 
