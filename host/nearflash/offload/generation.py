@@ -181,7 +181,7 @@ class OffloadedModel:
         kept = {
             "generation": settings.stated, "seed": seed, "weight_bits": self.policy.weight_bits,
             "cache_bits": self.policy.cache_bits, "kv_on_device": len(in_engines) / self.policy.num_batches,
-            "attention": None if attention is None else repr(attention), **self._identity(),
+            "attention": None if attention in (None, AttentionPolicy()) else repr(attention), **self._identity(),
             **({"devices": places.devices} if places.devices else {}),
         }  # fmt: skip
         request = RunRequest(

@@ -61,6 +61,12 @@ def test_the_tiers_of_batches(cache, given, tiers):
     assert engine_tiers(policy(cache, 4), asked["attention"], asked["places"], 4) == tiers
 
 
+def test_a_small_share_of_devices_is_a_batch():
+    for share, batches, count in ((0.2, 1, 1), (0.2, 4, 1), (0.7, 4, 3), (0.0, 4, 0)):
+        own = policy(Shares(device=share, host=1 - share), batches)
+        assert engine_tiers(own, None, KvPlaces(devices=("cpu",)), batches) == ["device"] * count
+
+
 @pytest.mark.parametrize("mode", [*SPARSE])
 @pytest.mark.parametrize("cache", [HOST, DISK], ids=["memory", "disk"])
 def test_sparse_attention_by_a_plan_has_the_tokens_of_memory(saved, prompts, plain, tmp_path, mode, cache):

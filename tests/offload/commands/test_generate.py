@@ -237,6 +237,26 @@ def test_settings_of_one_call_are_followed_by_a_plan(tmp_path, prompts, capsys, 
         run(*one, *DISK, "--results", tmp_path / "results", model=folder)
 
 
+@pytest.mark.parametrize("what", ["4 bits", "alibi"])
+def test_a_long_context_that_engines_do_not_serve_stays_on_tiers(saved, tmp_path, capsys, what):
+    """The default policy would choose what is read of it; nobody asked for that."""
+    folder, prompts = tmp_path / "model", tmp_path / "prompts"
+    prompts.write_text(json.dumps([5 + number % 90 for number in range(1030)]))
+    if what == "alibi":
+        import transformers
+
+        sizes = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = transformers.FalconConfig(**sizes, initializer_range=0.2, alibi=True, multi_query=False)
+        transformers.FalconForCausalLM(config).save_pretrained(folder)
+        options, line = (), "policy: dense, K and V on the plan's tiers, as model must be a decoder with plain softmax"
+    else:
+        folder, _ = saved("llama", max_position_embeddings=2048, num_hidden_layers=2)
+        options, line = ("--cache-bits", "4"), "plan: as the options say"
+    assert run("--json", "--prompts", prompts, "--cache", "host=1", *options, model=folder) == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["tokens"]) == 6 and line in err
+
+
 def test_a_calibration_of_the_weights_is_found_by_a_plan(tmp_path, capsys, monkeypatch):
     """Its digest is that of the weights as the plan computes with them, which are read for it one by one."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

@@ -64,7 +64,8 @@ def engine_tiers(
     """
     if places.attends_on_device and not policy.cache.device:
         return [DEVICE] * batches
-    tiers = [DEVICE] * round(policy.cache.device * batches)
+    share = policy.cache.device
+    tiers = [DEVICE] * (max(1, round(share * batches)) if share else 0)  # a small share is not forgotten
     sparse = attention is not None and (attention.mode is not AttentionMode.DENSE or bool(attention.overrides))
     if sparse or places.paths or places.num_devices > 1 or always:
         rest = place_units(policy.cache, [1] * (batches - len(tiers)))

@@ -7,6 +7,7 @@ the plan's weights, which come as each layer is called, and engines for K and V;
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.identity import ModelIdentity
-from nearflash.inference.cache.decoder import check_all_layers, kv_shape_of
+from nearflash.inference.cache.decoder import check_all_layers, check_decoder, kv_shape_of
 from nearflash.inference.calibration.choose import AUTO, SHORT_TOKENS, choose_policy
 from nearflash.inference.commands.console import estimate, report_progress, summary
 from nearflash.inference.generate import Generated, generate, settings_of
@@ -120,7 +121,8 @@ def _run_in_memory(job: Job) -> int:
     sequences = len(rows) * settings.num_beams
     policy = OffloadPolicy(len(rows), 1, _IN_MEMORY, _IN_MEMORY, _IN_MEMORY)
     tokens = _sequence_tokens(job, model.config, rows, settings)
-    attention, layout = _choose_attention(job, model.config, shape, tokens, sequences, model)
+    attention, layout, sentence = _choose_attention(job, model.config, shape, tokens, sequences, model)
+    print(sentence, file=sys.stderr)
     path = options.session or (options.path or [None])[0]
     for line in estimate(shape, attention, tokens, sequences, path) if job.devices.have_files else ():
         print(line, file=sys.stderr)
@@ -136,15 +138,12 @@ def _run_by_plan(job: Job) -> int:
     rows = job.rows(tokenizer, vocabulary)
     settings, one_call = _settings_by_plan(job, rows, config, folder.path, vocabulary)
     tokens, sequences = _sequence_tokens(job, config, rows, settings), len(rows) * settings.num_beams
-    chosen: tuple[AttentionPolicy | None, KvLayout | None] = None, None
-    if one_call or options.policy is not None or job.attention is not None or tokens > SHORT_TOKENS:
-        is_file = job.attention is None and (tokens > SHORT_TOKENS or options.policy not in (None, AUTO))
-        compared = open_skeleton(folder.path).model if is_file else None
-        chosen = _choose_attention(job, config, kv_shape_of(config), tokens, sequences, compared)
-    attention, layout = chosen
+    attention, layout, sentence = _attention_by_plan(job, config, folder.path, tokens, sequences, one_call)
     read = 1.0 if attention is None else _read_fraction(attention, kv_shape_of(config), layout, tokens)
     plan, policy, line = _plan(options, max(map(len, rows)), settings.max_new_tokens, sequences, read)
     print(line, file=sys.stderr)
+    if sentence:
+        print(sentence, file=sys.stderr)
     places = job.places(layout)
     _check_places(job, config, policy, attention, places, one_call)
     experts = None if options.expert_memory is None else int(options.expert_memory)
@@ -165,6 +164,39 @@ def _run_by_plan(job: Job) -> int:
         if options.trace is not None:
             _write_trace(model, options.trace, plan, len(rows))
     return code
+
+
+def _attention_by_plan(
+    job: Job, config: Any, folder: Path, tokens: int, sequences: int, one_call: bool
+) -> tuple[AttentionPolicy | None, KvLayout | None, str]:
+    """The attention policy of a plan's engines, as `_choose_attention`; None where nobody asked for one and engines
+    would hold nothing: short contexts, a plan that keeps K and V in 4 bits, several ranks, a model that they do not
+    serve."""
+    options = job.arguments
+    if not (one_call or options.policy is not None or job.attention is not None):
+        by_hand = plan_by_hand(options)
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if tokens <= SHORT_TOKENS or ranks > 1 or _cache_bits(options, by_hand) != 16:
+            return None, None, ""
+        try:
+            check_decoder(open_skeleton(folder).model)
+        except UnsupportedError as error:
+            return None, None, f"policy: dense, K and V on the plan's tiers, as {error}"
+    is_file = job.attention is None and (tokens > SHORT_TOKENS or options.policy not in (None, AUTO))
+    compared = open_skeleton(folder).model if is_file else None
+    return _choose_attention(job, config, kv_shape_of(config), tokens, sequences, compared)
+
+
+def _cache_bits(options: argparse.Namespace, by_hand: OffloadPolicy | None) -> int:
+    """Bits of K and V of the plan; one that is searched has 16."""
+    if by_hand is not None:
+        return by_hand.cache_bits
+    file = _plan_path(options)
+    if file is None:
+        return 16
+    from nearflash.planning.plan_file import read_plan
+
+    return read_plan(file).policy.cache_bits
 
 
 def _compute_blocks(
@@ -210,7 +242,7 @@ def _continue(job: Job, call: _Call, parts: Sequence[list[list[int]]]) -> int:
             before = len(session.tokens)
             done: Generated = (session.reply if options.chat else session.generate)(job.prompts[0], **passed)
         used = f"session: {before} tokens before; K and V of {done.reused_tokens} of them are used again"
-        print(used, file=sys.stderr)
+        print(f"{used}\n{summary(done)}", file=sys.stderr)
         tokens, texts = done.tokens, done.texts
     else:
         sequences = max(map(len, parts)) * call.settings.num_beams
@@ -224,9 +256,9 @@ def _continue(job: Job, call: _Call, parts: Sequence[list[list[int]]]) -> int:
             for part in parts:
                 done = generate(call.model, call.tokenizer, part, held, mini_batches=options.mini_batches, **passed)
                 tokens, texts = tokens + done.tokens, texts + done.texts
+                print(summary(done), file=sys.stderr)
     if not options.stream:
         _print_texts(job, tokens, texts)
-    print(summary(done), file=sys.stderr)
     return 0
 
 
@@ -271,23 +303,20 @@ def _sequence_tokens(job: Job, config: Any, rows: list[list[int]], settings: Gen
 
 def _choose_attention(
     job: Job, config: Any, shape: KvShape, tokens: int, sequences: int, model: Any
-) -> tuple[AttentionPolicy, KvLayout | None]:
-    """The attention policy, and the layout that it is for; says which it is and why."""
+) -> tuple[AttentionPolicy, KvLayout | None, str]:
+    """The attention policy, the layout that it is for, and a sentence: which it is, and why."""
     options, on_file = job.arguments, job.devices.have_files
     path = options.session or (options.path or [None])[0]
     if path is None and getattr(options, "scratch", None) is not None:
         path = options.scratch / "kv"
     layout = None if options.session is None else read_kept_layout(options.session)
     if job.attention is not None:
-        attention, sentence = job.attention, f"policy: {job.attention.mode}, as the options say"
-    else:
-        chosen = choose_policy(
-            config, shape, tokens, options.policy or AUTO, stored=layout, sequences=sequences,
-            profile=drive_profile(path) if on_file else None, cache_bytes=options.cache_size, model=model,
-        )  # fmt: skip
-        attention, layout, sentence = chosen[0], layout or chosen[1], chosen[2]
-    print(sentence, file=sys.stderr)
-    return attention, layout
+        return job.attention, layout, f"policy: {job.attention.mode}, as the options say"
+    attention, own_layout, sentence = choose_policy(
+        config, shape, tokens, options.policy or AUTO, stored=layout, sequences=sequences,
+        profile=drive_profile(path) if on_file else None, cache_bytes=options.cache_size, model=model,
+    )  # fmt: skip
+    return attention, layout or own_layout, sentence
 
 
 def _read_fraction(attention: AttentionPolicy, shape: KvShape, layout: KvLayout | None, tokens: int) -> float:
@@ -331,7 +360,7 @@ def _plan(
         return None, by_hand, "plan: as the options say"
     from nearflash.offload.machine.plan import model_shape, plan_here  # needs scipy, as all that follows a plan does
     from nearflash.planning.explain import one_line
-    from nearflash.planning.plan_file import PLAN_NAME, PlanFile, read_plan
+    from nearflash.planning.plan_file import PlanFile, read_plan
     from nearflash.planning.search import Workload
 
     model = Path(arguments.model)
@@ -340,8 +369,8 @@ def _plan(
         for name, value in (("gpu", arguments.gpu_memory), ("host", arguments.host_memory), ("disk", arguments.disk))
         if value is not None
     }
-    kept = model / PLAN_NAME
-    if arguments.plan == AUTO and (memory or not kept.is_file()):
+    file = _plan_path(arguments)
+    if file is None:
         workload = Workload(prompt_tokens, new_tokens)
         folder = arguments.scratch or Path()
         plan = plan_here(model, workload, sequences, folder, memory, read_fraction=read_fraction)
@@ -349,11 +378,21 @@ def _plan(
     if memory:
         names = ", ".join(name.removesuffix("_bytes") for name in memory)
         raise CommandError(f"{names} must be given with --plan auto: the plan in {arguments.plan} was made for its own")
-    file = kept if arguments.plan == AUTO else Path(arguments.plan)
     plan_file = read_plan(file)
     plan_file.check(*model_shape(model))
     predicted = plan_file.prediction["tokens_per_second"]
     return plan_file, plan_file.policy, f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
+
+
+def _plan_path(arguments: argparse.Namespace) -> Path | None:
+    """The plan's file; None where it is searched."""
+    from nearflash.planning.plan_file import PLAN_NAME
+
+    kept = Path(arguments.model) / PLAN_NAME
+    searched = any((arguments.gpu_memory, arguments.host_memory, arguments.disk)) or not kept.is_file()
+    if arguments.plan != AUTO:
+        return Path(arguments.plan)
+    return None if searched else kept
 
 
 def _report_blocks(done: Any) -> None:
