@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.errors import CommandError, ConfigError, StorageFullError, UnknownDeviceError
+from nearflash.abi.errors import CommandError, ConfigError, DeviceLostError, StorageFullError, UnknownDeviceError
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.setup import default_layout, open_engine
 from nearflash.storage.kv import KvLayout, KvShape
@@ -43,6 +45,40 @@ def test_devices_share_the_heads_and_give_the_same(tmp_path):
         *(f"kv2.{i}" for i in range(2)),
         *(f"kv4.{i}" for i in range(4)),
     ]
+
+
+def test_files_on_several_drives_share_the_heads_by_their_ratio(tmp_path):
+    """As one file does; of a drive that fails, file and heads are named."""
+    q = np.random.default_rng(5).standard_normal((2, 4, 2, 32)).astype(np.float16)
+    files = [tmp_path / name for name in ("a", "b")]
+    layout = KvLayout(8, True, 32, IndexFormat.INT4, 4096)
+    options = {"tokens": 200, "sequences": 2, "layout": layout}
+    with open_engine(SHAPE, PAGE, path=tmp_path / "one", **options) as engine:
+        expected = engine.attend(0, fill(engine, 2, 200), q)
+    with open_engine(SHAPE, PAGE, path=files, stripe_ratio=[3, 1], **options) as engine:
+        assert [len(heads) for heads in engine.heads] == [3, 1]
+        numbers = fill(engine, 2, 200)
+        assert np.array_equal(engine.attend(0, numbers, q), expected)
+        engine.engines[1].store.append = fail
+        with pytest.raises(DeviceLostError, match=rf"cpu on {files[1]}\) with KV heads \[3, 4\)"):
+            engine.append(numbers[0], 0, *np.zeros((2, 4, 1, 32), np.float16))
+
+
+def fail(*_):
+    raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"device": ["cpu", "cpu"], "num_devices": 2}, "num_devices must be 1 where 2 devices are named, not 2"),
+        ({"path": [Path("a"), Path("b")], "num_devices": 3}, "path must be one, or one for each device, not 2"),
+        ({"path": [Path("a"), Path("b")], "stripe_ratio": [1]}, "stripe_ratio must have a number for each of 2"),
+    ],
+)
+def test_lists_that_do_not_go_together(given, message):
+    with pytest.raises(CommandError, match=message):
+        open_engine(SHAPE, PAGE, tokens=8, sequences=1, **given)
 
 
 @pytest.mark.parametrize("policy", [PAGE, AttentionPolicy("sparf", score_dims=0.5, top_k=0.25, local_window=4)])
