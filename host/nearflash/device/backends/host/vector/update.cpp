@@ -253,6 +253,15 @@ constexpr Element MX8[] = {{14, 0x7F, true, false}, {30, 0xFF, false, true}};
 inline I32 larger(I32 x, I32 y) { return x > y ? x : y; }
 inline I32 smaller(I32 x, I32 y) { return x < y ? x : y; }
 
+// The first half against the second, until one is left: lane by lane it took a sixth of the encoder's time.
+inline int32_t largest_of(I32 x) {
+    for (int half = LANES / 2; half; half /= 2) {
+        const I32 places = (lane_numbers() + half) & (LANES - 1);
+        x = larger(x, __builtin_shuffle(x, places));
+    }
+    return x[0];
+}
+
 // 2^(field - 127); infinity for 255.
 inline F32 power_of(I32 field) { return number_of(field << FRACTION_BITS); }
 
@@ -297,6 +306,13 @@ uint32_t dither_key(uint32_t step, Role role, int64_t param) {
 template <Role role> inline I32 encode_values(I32 bits, int32_t scale, I32 dither) {
     constexpr Element element = MX8[role];
     const I32 one = splat(1), zero = splat(0), field = bits >> FRACTION_BITS & FIELD_MASK;
+    // Mostly all are normal in the element's format: then exponent and mantissa are rounded as they stand in fp32.
+    const I32 offset = (bits & MAGNITUDE_BITS) - ((scale - element.top) << FRACTION_BITS);
+    if (!any(offset < 1 << FRACTION_BITS)) {
+        I32 code = ((offset >> (FRACTION_BITS - MANTISSA_BITS - DITHER_BITS)) + dither) >> DITHER_BITS;
+        if (element.is_signed) code |= bits >> 31 & 0x80;
+        return field == FIELD_MASK ? splat(element.not_a_number) : code;
+    }
     // The element's exponent field, before it is known whether there is one so small.
     const I32 exponent = larger(field, one) - scale + element.top;
     const I32 significand = (bits & 0x7FFFFF) | (field > 0 ? splat(0x800000) : zero);
@@ -317,8 +333,7 @@ void encode_blocks(int64_t params, const float *values, int64_t first_param, uin
             const I32 field = bits_of(load<F32>(values + first + i)) >> FRACTION_BITS & FIELD_MASK;
             most = larger(most, field == FIELD_MASK ? splat(0) : field);
         }
-        int32_t scale = 0;
-        for (int lane = 0; lane < LANES; lane++) scale = std::max(scale, most[lane]);
+        const int32_t scale = largest_of(most);
         scales[first / BLOCK_PARAMS] = uint8_t(scale);
         for (int64_t i = first; i < first + BLOCK_PARAMS; i += LANES) {
             const I32 code = encode_values<role>(bits_of(load<F32>(values + i)), scale, dither(first_param + i, key));
