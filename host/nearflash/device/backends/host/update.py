@@ -18,7 +18,6 @@ from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, MasterFormat
 from nearflash.abi.python310 import Self
 from nearflash.abi.topk import TILE_PARAMS, ValueFormat
-from nearflash.device.backends.host.bf16 import bf16_values
 from nearflash.device.backends.host.delta import Tiles, round_words, tiles_of, write_delta
 from nearflash.device.backends.host.topk import expand
 from nearflash.device.backends.host.vector.lane import VectorLane
@@ -128,15 +127,13 @@ class _Job:
             if self._aborted.is_set():
                 break
             part = _part(inputs, start, stop)
-            if command.gradient is GradientFormat.BF16:
-                part["g"] = _scale(part["g"], command.gradient_scale)
             target, old = _part(outputs, start, stop), None
             if command.delta and command.master is MasterFormat.SPLIT:
                 old = part["weight"].copy()
                 del target["copy"]
             elif command.delta:
                 target["copy"], old = np.empty(stop - start, np.uint16), round_words(part["p"], command.copy)
-            counts = lane.step(part, target, command.first_param + start)
+            counts = lane.step(part, target, command.first_param + start, command.gradient_scale)
             if old is not None:
                 new = target["weight" if command.master is MasterFormat.SPLIT else "copy"]
                 self._tiles[start] = tiles_of(old, new, start // TILE_PARAMS)
@@ -162,15 +159,6 @@ class _Job:
         return {
             name: self._memory.view(*span).view(dtypes.get(name, state)) for name, span in ranges.items() if name != "g"
         }
-
-
-def _scale(patterns: NDArray[np.uint16], scale: float) -> NDArray[np.float32]:
-    """Values of bf16 gradients times an fp32 factor: a block, which stays in the cache."""
-    values = bf16_values(patterns)
-    if scale != 1.0:
-        with np.errstate(over="ignore", invalid="ignore"):  # the lanes count what is not finite
-            np.multiply(values, np.float32(scale), out=values)
-    return values
 
 
 def _cuts(command: UpdateCommand, block_params: int) -> list[int]:

@@ -127,3 +127,26 @@ def test_fused_operations_round_once():
         VectorLane(sgd, CopyFormat.NONE).step({"g": -g, "p": c}, {"p": out})
         same_bits(out, c)  # just under half an ulp more
         assert np.count_nonzero(twice != c) > n / 3
+
+
+@pytest.mark.parametrize("state_format", StateFormat)
+@pytest.mark.parametrize("n", [32, 8192 + 32])
+def test_bf16_gradients_are_those_in_fp32_times_their_factor(state_format, n):
+    rng, scale = np.random.default_rng(n), np.float32(0.3)
+    words = rng.integers(0, 1 << 16, n, np.uint16)
+    words[:2] = 0x7F80, 0xFFC1  # infinity, NaN
+    with np.errstate(over="ignore", invalid="ignore"):
+        gradients = {"fp32": (words.astype(np.uint32) << 16).view(np.float32) * scale, "bf16": words}
+    lane = VectorLane(AdamStep(1e-3, 2, state_format=state_format), CopyFormat.NONE)
+    values = (rng.standard_normal((3, n)) * 0.1).astype(np.float32)
+    found = {}
+    for kind, g in gradients.items():
+        arrays = {"p": values[0].copy()}
+        for role, wide in zip("mv", np.abs(values[1:]), strict=True):
+            names = (role, f"{role}_scale") if state_format is StateFormat.MX8 else (role,)
+            arrays |= zip(
+                names, (x.copy() for x in encode(wide, role, state_format, dither(role, 1, 0, n))), strict=True
+            )
+        counts = lane.step({"g": g, **arrays}, arrays, 0, scale if kind == "bf16" else 1.0)
+        found[kind] = counts, [array.tobytes() for array in arrays.values()]
+    assert found["bf16"] == found["fp32"] and found["bf16"][0][0] > 0

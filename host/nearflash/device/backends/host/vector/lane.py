@@ -39,7 +39,8 @@ class _Block(ctypes.Structure):
     _fields_ = (
         ("params", _I64),
         ("first_param", _I64),
-        *((name, _ADDRESS) for name in ("g", "p", "m", "v", "m_scale", "v_scale", "copy", "weight", "rest")),
+        *((name, _ADDRESS) for name in ("g", "p", "m", "v", "m_scale", "v_scale", "copy", "weight", "rest", "g_bf16")),
+        ("g_scale", _F32),
     )
 
 
@@ -67,17 +68,20 @@ class VectorLane:
         )
         self._loops = load_update_loops()
 
-    def step(self, inputs: Arrays, outputs: Arrays, first_param: int = 0) -> tuple[int, int]:
+    def step(
+        self, inputs: Arrays, outputs: Arrays, first_param: int = 0, gradient_scale: float = 1.0
+    ) -> tuple[int, int]:
         """Update a block of n parameters of the flat vector, from its `first_param` on.
 
-        inputs: g and p, fp32, (n,), or the halves of p, uint16, and the rule's arrays in its state format. outputs: all
-        but g, and `copy`, uint16, (n,), where there is one; an output may be the same array as an input. All are
-        contiguous. Returns the numbers of non-finite gradients and of finite parameters whose copy (or weight) is
-        infinite.
+        inputs: g, fp32 or (uint16) bf16 to be multiplied by the fp32 `gradient_scale`; p, fp32, (n,), or the halves of
+        p, uint16; and the rule's arrays in its state format. outputs: all but g, and `copy`, uint16, (n,), where there
+        is one; an output may be the same array as an input. All are contiguous. Returns the numbers of non-finite
+        gradients and of finite parameters whose copy (or weight) is infinite.
         """
         inputs = _apart(inputs, outputs)
         g, counts = inputs["g"], _Counts()
-        block = _Block(g.size, first_param, find_address(g))
+        block = _Block(g.size, first_param, g_scale=gradient_scale)
+        setattr(block, "g_bf16" if g.dtype == np.uint16 else "g", find_address(g))
         for name, out in outputs.items():
             place = find_address(out)
             if name != "copy" and find_address(inputs[name]) != place:

@@ -42,6 +42,8 @@ struct Block {
     void *m, *v;
     uint8_t *m_scale, *v_scale;
     uint16_t *copy, *weight, *rest;
+    const uint16_t *g_bf16;  // in the place of g where it is not null, each times g_scale
+    float g_scale;
 };
 
 struct Counts {
@@ -373,6 +375,16 @@ void encode(const Stored &stored, int64_t place, int64_t params, const float *va
                      : encode_blocks<V>(params, values, first_param, key, codes, scales);
 }
 
+// fp32 gradients: bf16 ones times a factor, rounded once.
+void scale_gradients(const uint16_t *patterns, float scale, int64_t params, float *out) {
+    const int64_t whole = params / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES) store(out + i, bf16_values(load<U16>(patterns + i)) * scale);
+    for (int64_t i = whole; i < params; i++) {
+        store(out + i, uint32_t(patterns[i]) << 16);
+        out[i] *= scale;
+    }
+}
+
 // Calls with the place and the number of parameters of each part, none of which reaches over a tile's end.
 template <class Call> void for_parts(int64_t params, int64_t first_param, Call call) {
     for (int64_t place = 0; place < params;) {
@@ -400,14 +412,21 @@ void update_block(const Rule *rule, const Block *block, Counts *counts) {
     const Update update = update_of(*rule);
     const Wide all{block->g, block->p, (float *)block->m, (float *)block->v, block->copy, block->weight, block->rest};
     *counts = {};
-    if (rule->state_format == STATE_FP32) return update(*rule, all, block->params, *counts);
-    float wide_m[PART_PARAMS], wide_v[PART_PARAMS];
+    const bool is_wide = rule->state_format == STATE_FP32;
+    if (is_wide && !block->g_bf16) return update(*rule, all, block->params, *counts);
+    float wide_g[PART_PARAMS], wide_m[PART_PARAMS], wide_v[PART_PARAMS];
     const Stored m{M, rule->state_format, block->m, block->m_scale}, v{V, rule->state_format, block->v, block->v_scale};
     for_parts(block->params, block->first_param, [&](int64_t place, int64_t params) {
+        Wide part{all.g + place,    all.p + place,      all.m + place,   all.v + place,
+                  all.copy + place, all.weight + place, all.rest + place};
+        if (block->g_bf16) {
+            scale_gradients(block->g_bf16 + place, block->g_scale, params, wide_g);
+            part.g = wide_g;
+        }
+        if (is_wide) return update(*rule, part, params, *counts);
         if (m.elements) decode(m, place, params, wide_m);
         if (v.elements) decode(v, place, params, wide_v);
-        const Wide part{all.g + place,    all.p + place,      wide_m,          wide_v,
-                        all.copy + place, all.weight + place, all.rest + place};
+        part.m = wide_m, part.v = wide_v;
         update(*rule, part, params, *counts);
         if (m.elements) encode(m, place, params, wide_m, rule->step, block->first_param + place);
         if (v.elements) encode(v, place, params, wide_v, rule->step, block->first_param + place);
