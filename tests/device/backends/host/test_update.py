@@ -270,6 +270,9 @@ def split_command(device, rule, params, delta=False):
         device.memory.view(addresses[name], array.nbytes)[:] = array.view("u1")
     state = {name: device.allocate(rule.state_format.array_bytes(name, params)).address for name in rule.arrays}
     out = {name: addresses[name] for name in ("weight", "rest")} | state
+    if delta:  # into other ranges, too
+        sizes = {name: rule.state_format.array_bytes(name, params) for name in out}
+        out = {name: device.allocate(size_bytes).address for name, size_bytes in sizes.items()}
     copy = {"copy": device.allocate(8 * params + 4096).address} if delta else {}
     copies = {"copy": CopyFormat.BF16, "delta": True} if delta else {}
     return UpdateCommand(rule, params, addresses | state, out | copy, master=MasterFormat.SPLIT, **copies), p, g
