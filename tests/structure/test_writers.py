@@ -21,7 +21,14 @@ EXCEPT = {
     "host/nearflash/offload/results.py": "lines are added in place, each durable before it is reported, under a lock",
     **{
         f"host/nearflash/bench/{bench}.py": SCRATCH
-        for bench in ("inference/chat", "offload/mixture", "storage/fuzz/*", "storage/kept_crashes", "weights/forward")
+        for bench in (
+            "inference/chat",
+            "offload/mixture",
+            "storage/fuzz/*",
+            "storage/delta_crashes",
+            "storage/kept_crashes",
+            "weights/forward",
+        )
     },
     "host/nearflash/support/cache.py": BUILD,
     "host/nearflash/support/native.py": BUILD,
