@@ -3,7 +3,7 @@
 //     old and new words ─► compare (a word of Lanes a cycle) ─► tile ─► send ─► 64-bit words, parts
 //
 // A tile is kept, as its word, which has its count and its checksum, comes first: it goes through the checksum, then
-// out. Each part of the delta, a tile or at last the header, comes with its place. No kernel of hls/kernels has it yet.
+// out. Each part of the delta, a tile or at last the header, comes with its place; store_delta puts it there.
 #pragma once
 
 #include <cstdint>
@@ -123,5 +123,43 @@ struct Packer {
         out.write({words[3] | std::uint64_t(~crc) << 32});
     }
 };
+
+// The parts of one delta to memory, in port words of Wide. The port word that the header shares with the first tile is
+// written last, and once; the last one with what lay past the end.
+template <int Wide>
+void store_delta(Stream<Pack<std::uint64_t, 1>>& words, Stream<Delta::Part>& parts,
+                 Pack<std::uint64_t, Wide>* memory) {
+    constexpr bool shared = Wide > int(Delta::header_words);
+    Pack<std::uint64_t, Wide> head = {}, open = {};
+    std::uint32_t end = 0;
+    // Invariant: before each part, the words of those before it are in memory, in `open` or in `head`.
+    for (bool header = false; !header;) {
+        const Delta::Part part = parts.read();
+        header = part.first == 0;
+        if (header && end % Wide != 0 && !(shared && end < Wide)) {
+            const Pack<std::uint64_t, Wide> last = memory[end / Wide];
+            for (std::uint32_t k = end % Wide; k < Wide; ++k) open.lane[k] = last.lane[k];
+            memory[end / Wide] = open;
+        }
+        for (std::uint32_t i = 0; i < part.words; ++i) {
+#pragma HLS PIPELINE II = 1
+            const std::uint32_t place = part.first + i;
+            const std::uint64_t word = words.read().lane[0];
+            if (shared && place < Wide) {
+                head.lane[place] = word;
+                continue;
+            }
+            open.lane[place % Wide] = word;
+            if (place % Wide == Wide - 1) memory[place / Wide] = open;
+        }
+        if (!header) end = part.first + part.words;
+    }
+    if (!shared) return;
+    if (end < Wide) {
+        const Pack<std::uint64_t, Wide> last = memory[0];
+        for (std::uint32_t k = end; k < Wide; ++k) head.lane[k] = last.lane[k];
+    }
+    memory[0] = head;
+}
 
 }  // namespace nearflash

@@ -36,20 +36,42 @@ struct Updater {
     static void update(std::uint32_t params, Scalars scalars, Copy copy_format, Stream<Word>& g,
                        Stream<Word> (&in)[arrays], Stream<Word> (&out)[arrays], Stream<CopyWord>& copy,
                        std::uint32_t* nonfinite_gradients, std::uint32_t* copy_overflows) {
+#pragma HLS INLINE
+        const std::uint32_t copy_words = copy_format == Copy::none ? 0 : port_words(params, PortBits / 16, Lanes);
+        run<false, Field...>(params, copy_words, scalars, copy_format, g, in, out, copy, copy, nonfinite_gradients,
+                             copy_overflows);
+    }
+
+    // The same, and copies of p as it was: both are words for a Packer (delta.hpp), without a port's padding.
+    template <auto... Field>
+    static void update_delta(std::uint32_t params, Scalars scalars, Copy copy_format, Stream<Word>& g,
+                             Stream<Word> (&in)[arrays], Stream<Word> (&out)[arrays], Stream<CopyWord>& old,
+                             Stream<CopyWord>& copy, std::uint32_t* nonfinite_gradients,
+                             std::uint32_t* copy_overflows) {
+#pragma HLS INLINE
+        run<true, Field...>(params, ceil_div(params, Lanes), scalars, copy_format, g, in, out, old, copy,
+                            nonfinite_gradients, copy_overflows);
+    }
+
+  private:
+    template <bool Old, auto... Field>
+    static void run(std::uint32_t params, std::uint32_t copy_words, Scalars scalars, Copy copy_format, Stream<Word>& g,
+                    Stream<Word> (&in)[arrays], Stream<Word> (&out)[arrays], Stream<CopyWord>& old,
+                    Stream<CopyWord>& copy, std::uint32_t* nonfinite_gradients, std::uint32_t* copy_overflows) {
         static_assert(sizeof...(Field) == arrays, "every field of State must be named once");
         const std::uint32_t words = port_words(params, PortBits / 32, Lanes);
-        const std::uint32_t copy_words = copy_format == Copy::none ? 0 : port_words(params, PortBits / 16, Lanes);
         std::uint32_t nonfinite = 0, overflows = 0;
         // Invariant: before step i, words [0, i) of every output are written; the counts are those of their parameters.
         for (std::uint32_t i = 0; i < (words > copy_words ? words : copy_words); ++i) {
 #pragma HLS PIPELINE II = 1
-            CopyWord narrow = {};
+            CopyWord narrow = {}, before = {};
             if (i < words) {
                 const Word gradient = g.read();
                 Word state[arrays];
                 for (int a = 0; a < arrays; ++a) state[a] = in[a].read();
                 for (int k = 0; k < Lanes; ++k) {
 #pragma HLS UNROLL
+                    if (Old) before.lane[k] = low_precision(state[0].lane[k], copy_format);
                     const State next = Step::step(state_of<Field...>(state, k), gradient.lane[k], scalars);
                     int a = 0;
                     ((state[a++].lane[k] = one_nan(next.*Field)), ...);
@@ -60,13 +82,13 @@ struct Updater {
                 }
                 for (int a = 0; a < arrays; ++a) out[a].write(state[a]);
             }
+            if (Old && i < copy_words) old.write(before);
             if (i < copy_words) copy.write(narrow);
         }
         *nonfinite_gradients = nonfinite;
         *copy_overflows = overflows;
     }
 
-  private:
     template <auto... Field>
     static State state_of(const Word (&words)[arrays], int k) {
 #pragma HLS INLINE

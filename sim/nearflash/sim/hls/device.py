@@ -13,13 +13,14 @@ from typing import Self
 import numpy as np
 
 from nearflash.abi import ABI_VERSION
+from nearflash.abi.delta import DeltaHeader
 from nearflash.abi.errors import WaitTimeoutError
 from nearflash.abi.formats import fp32_bits
 from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, UpdateCommand
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
 from nearflash.abi.optimizers import OPTIMIZERS
-from nearflash.abi.topk import StreamFault, stream_error
+from nearflash.abi.topk import HEADER_BYTES, StreamFault, stream_error
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
 from nearflash.device.memory import SimulatedMemory
@@ -53,9 +54,7 @@ class HlsDevice(CheckedDevice):
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("hls", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
         optimizers = (*OPTIMIZERS, *(rule.optimizer for rule in rules))
-        self.build = replace(
-            config, optimizers=optimizers, gradients=("fp32", "topk"), state_formats=("fp32",), delta=False
-        )
+        self.build = replace(config, optimizers=optimizers, gradients=("fp32", "topk"), state_formats=("fp32",))
         self._config, self._real = config, real
         self._libraries: dict[HlsKernel, HlsLibrary] = {}
         self._thread = ThreadPoolExecutor(1, "nearflash-hls")
@@ -74,7 +73,8 @@ class HlsDevice(CheckedDevice):
     def _start(self, command: Command) -> None:
         assert isinstance(command, UpdateCommand)
         call = call_of(command.rule)
-        call = replace(call, kernel=replace(call.kernel, topk=command.gradient is GradientFormat.TOPK))
+        topk = command.gradient is GradientFormat.TOPK
+        call = replace(call, kernel=replace(call.kernel, topk=topk, delta=command.delta))
         if call.kernel not in self._libraries:
             self._libraries[call.kernel] = call.kernel.library(self._config, self._real)
         self._work.append(self._thread.submit(self._run, self._libraries[call.kernel], command, call))
@@ -106,8 +106,13 @@ class HlsDevice(CheckedDevice):
             raise stream_error(StreamFault(fault[0]), "one that the kernel found to be damaged")
         return Completion({
             "params_done": command.params, "nonfinite_gradients": nonfinite, "copy_overflows": overflows,
-            **port_beats(command, self._config.port_bytes),
+            **port_beats(command, self._config.port_bytes, self._delta_bytes(command) if command.delta else None),
         })  # fmt: skip
+
+    def _delta_bytes(self, command: UpdateCommand) -> int:
+        """Bytes of the delta that a command has written."""
+        first = command.outputs["copy"] - self.memory.base
+        return DeltaHeader.size_in(self.memory.storage[first : first + HEADER_BYTES].tobytes())
 
     def _host_address(self, address: int) -> int:
         return int(self.memory.storage.ctypes.data) + address - self.memory.base

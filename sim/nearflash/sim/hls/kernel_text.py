@@ -10,7 +10,7 @@ _TEXT = """\
 // update_{name}: one step of {optimizer} over `params` consecutive parameters.
 //
 // Reads {gradient} and {arrays}, all fp32; writes the arrays (over what was read, or elsewhere),
-// and `copy` where copy_format is not none.{fault_text}
+// and {copies}.{fault_text}
 // Made by `nearflash hls kernel`. Build with -DNEARFLASH_CONFIG=<one of nearflash_config.hpp>.
 #include "{header}"
 {include}#include "nearflash/updater.hpp"
@@ -30,14 +30,14 @@ static_assert(fields<Update::Scalars, Real> == {scalar_count},
 {inner}
 #pragma HLS DATAFLOW
 {streams}    Stream<Update::Word> gradients("g"), in[{array_count}], out[{array_count}];
-    Stream<Update::CopyWord> narrow("copy");
+{copy_streams}
     NEARFLASH_DATAFLOW
 {source}
 {loads}
-    NEARFLASH_STAGE(Update::update<{members}>(
-        params, scalars, copy_format, gradients, in, out, narrow, nonfinite_gradients, copy_overflows));
+    NEARFLASH_STAGE(Update::{update}<{members}>(
+        params, scalars, copy_format, gradients, in, out, {given}, nonfinite_gradients, copy_overflows));
 {stores}
-    NEARFLASH_STAGE(store(narrow, copies, copy));
+{copy_stores}
     NEARFLASH_JOIN
 }}
 }}  // namespace
@@ -46,8 +46,7 @@ static_assert(fields<Update::Scalars, Real> == {scalar_count},
 {pragmas}
     Update::Scalars scalars;
 {assignments}
-    const std::uint32_t copies = copy_format == Copy::none ? 0 : params;
-{call}
+{copy_count}{call}
 }}
 """
 _DENSE: dict[str, Any] = {
@@ -73,25 +72,50 @@ using StreamPort = Pack<std::uint64_t, port_bits / 64>;
     NEARFLASH_STAGE(Expand::parse(stream, port_words(bytes / 8, port_bits / 64, 1), bytes, params, pairs, fault));
     NEARFLASH_STAGE(Expand::scatter(pairs, params, port_words(params, port_bits / 32, lanes), gradients));""",
 }  # fmt: skip
+_COPY: dict[str, Any] = {
+    "copies": "`copy` where copy_format is not none", "copy_port": "Update::CopyPort", "copy_counts": ["copies"],
+    "copy_include": "", "copy_types": "", "update": "update", "given": "narrow",
+    "copy_streams": '    Stream<Update::CopyWord> narrow("copy");',
+    "copy_stores": "    NEARFLASH_STAGE(store(narrow, copies, copy));",
+    "copy_count": "    const std::uint32_t copies = copy_format == Copy::none ? 0 : params;\n",
+}  # fmt: skip
+_DELTA: dict[str, Any] = {
+    "copies": "in the place of `copy` the delta of it (fp16 or bf16)", "copy_port": "DeltaPort", "copy_counts": [],
+    "copy_include": '#include "nearflash/delta.hpp"\n', "update": "update_delta", "given": "before, narrow",
+    "copy_types": """\
+using Packing = Packer<NEARFLASH_CONFIG::lanes>;
+using DeltaPort = Pack<std::uint64_t, NEARFLASH_CONFIG::port_bits / 64>;
+static_assert(NEARFLASH_CONFIG::delta, "the configuration must be one with deltas");
+""",
+    "copy_streams": """\
+    Stream<Update::CopyWord> before("old"), narrow("copy");
+    Packing::Out words("delta");
+    Stream<Delta::Part> parts("parts");""",
+    "copy_stores": """\
+    NEARFLASH_STAGE(Packing::pack(before, narrow, params, std::uint32_t(copy_format), words, parts));
+    NEARFLASH_STAGE(store_delta(words, parts, copy));""",
+    "copy_count": "",
+}  # fmt: skip
 
 
 def update_kernel(
-    name: str, optimizer: str, header: str, arrays: Sequence[str], scalars: Sequence[str], *, topk: bool = False
-) -> str:
+    name: str, optimizer: str, header: str, arrays: Sequence[str], scalars: Sequence[str], *, topk: bool = False,
+    delta: bool = False,
+) -> str:  # fmt: skip
     """Text of hls/kernels/update_<name>.cpp.
 
     optimizer: the struct template of `header`; arrays: fields of its State, p first; scalars: fields of its Scalars.
-    topk: the gradient is a Top-K stream, expanded on its way to the lanes.
+    topk: the gradient is a Top-K stream, expanded on its way to the lanes. delta: what the copy changes is written.
     """
-    gradient = _TOPK if topk else _DENSE
+    gradient, copy = _TOPK if topk else _DENSE, _DELTA if delta else _COPY
     outputs = [f"{array}_out" for array in arrays]
     pointers = [f"const {gradient['port']}* g", *(f"const Update::Port* {array}" for array in arrays)]
-    pointers += [*(f"Update::Port* {output}" for output in outputs), "Update::CopyPort* copy"]
+    pointers += [*(f"Update::Port* {output}" for output in outputs), f"{copy['copy_port']}* copy"]
     counts = [*gradient["counts"], "params"]
     results = [*gradient["results"], "nonfinite_gradients", "copy_overflows"]
     tail = [f"std::uint32_t* {result}" for result in results]
-    passed = ["g", *arrays, *outputs, "copy", *counts, "copies", "copy_format", "scalars", *results]
-    inner = [*pointers, *(f"std::uint32_t {count}" for count in [*counts, "copies"])]
+    passed = ["g", *arrays, *outputs, "copy", *counts, *copy["copy_counts"], "copy_format", "scalars", *results]
+    inner = [*pointers, *(f"std::uint32_t {count}" for count in [*counts, *copy["copy_counts"]])]
     inner += ["Copy copy_format", "Update::Scalars scalars"]
     outer = [*pointers, *(f"std::uint32_t {count}" for count in counts), "Copy copy_format"]
     outer += [f"Real {scalar}" for scalar in scalars]
@@ -99,7 +123,10 @@ def update_kernel(
         name=name,
         optimizer=optimizer,
         header=header,
-        **{key: gradient[key] for key in ("gradient", "fault_text", "include", "types", "streams", "source")},
+        **{key: gradient[key] for key in ("gradient", "fault_text", "streams", "source")},
+        **{key: copy[key] for key in ("copies", "update", "given", "copy_streams", "copy_stores", "copy_count")},
+        include=copy["copy_include"] + gradient["include"],
+        types=gradient["types"] + copy["copy_types"],
         arrays=", ".join(arrays),
         array_count=len(arrays),
         scalar_count=len(scalars),

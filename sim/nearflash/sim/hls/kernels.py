@@ -29,17 +29,20 @@ class HlsKernel:
     """Where the header lies, for one that is not of hls/include."""
     topk: bool = False
     """The gradient is a Top-K stream, expanded on its way to the lanes."""
+    delta: bool = False
+    """What the copy changes is written in its place (nearflash.abi.delta)."""
 
     @property
     def function(self) -> str:
         """Name of the top, and of its file."""
-        return f"update_{self.name}{'_topk' if self.topk else ''}"
+        return f"update_{self.name}{'_topk' if self.topk else ''}{'_delta' if self.delta else ''}"
 
     @property
     def text(self) -> str:
         """C++ of the kernel's top."""
         name = self.function.removeprefix("update_")
-        return update_kernel(name, self.optimizer, self.header, self.arrays, self.scalars, topk=self.topk)
+        variant = {"topk": self.topk, "delta": self.delta}
+        return update_kernel(name, self.optimizer, self.header, self.arrays, self.scalars, **variant)
 
     def library(self, config: UpdateConfig, real: str = "float") -> HlsLibrary:
         """The kernel, compiled for the lanes and ports of `config` with the scalar type `real`, float or Fp32.
@@ -99,9 +102,10 @@ SHIPPED = tuple(
 
 
 def generate_tops() -> dict[str, str]:
-    """Texts of the tops in hls/kernels by file: profile ieee, and one that takes Top-K. Others are made when needed."""
+    """Texts of the tops in hls/kernels by file: profile ieee, and of each variant one. Others are made when needed."""
     kernels = [kernels[Profile.IEEE] for kernels in (_ADAMW, _ADAM_L2, _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION)]
-    return {f"{kernel.function}.cpp": kernel.text for kernel in (*kernels, replace(kernels[0], topk=True))}
+    variants = replace(kernels[0], topk=True), replace(kernels[0], delta=True)
+    return {f"{kernel.function}.cpp": kernel.text for kernel in (*kernels, *variants)}
 
 
 def call_of(rule: OptimizerStep) -> HlsCall:
