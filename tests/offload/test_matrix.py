@@ -32,6 +32,8 @@ TIERS = {"memory": "gpu=1", "disk": "disk=1"}
 SHARES = {"memory": Shares(gpu=1), "disk": Shares(disk=1)}
 LAYERS = 2
 DEVICES = {"model": "model:attend-tiny", "verilator": "verilator:attend-tiny"}
+ENGINES = {"files": "cpu", **DEVICES}
+"""Device of the engine where K and V lie in two files, or on devices."""
 SPARSE = (
     "--attention",
     "sparf-page",
@@ -51,7 +53,7 @@ NEW_PAIRS = 3
 
 def list_cells():
     """Each with its marks: `make test` has those that bring pairs of values which no earlier one has."""
-    axes = ([*WEIGHTS], [*TIERS], ["fp16", "int4"], [*TIERS, *DEVICES], ["dense", "sparf-page"])
+    axes = ([*WEIGHTS], [*TIERS], ["fp16", "int4"], [*TIERS, *ENGINES], ["dense", "sparf-page"])
     cells = [cell for cell in itertools.product(*axes) if cell[3] != "verilator" or cell[0] == "dense"]
     seen = set()
     for number in range(len(cells)):
@@ -181,9 +183,12 @@ def test_a_cell_runs_or_is_rejected(
         "--cache-bits",
         4 if cache == "int4" else 16,
     ]
-    command += ["--kv-device", DEVICES[place]] if place in DEVICES else ["--cache", TIERS[place]]
+    if place == "files":
+        command += ["--path", tmp_path / "a", "--path", tmp_path / "b"]
+    else:
+        command += ["--kv-device", DEVICES[place]] if place in DEVICES else ["--cache", TIERS[place]]
     command += SPARSE if attention != "dense" else ["--attention", "dense"]
-    by_engine = place in DEVICES or attention != "dense"
+    by_engine = place in ENGINES or attention != "dense"
     if by_engine and cache == "int4":
         monkeypatch.setattr(OffloadedModel, "__init__", None)  # nothing is loaded
         assert cli.main([str(each) for each in command]) == 2
@@ -191,15 +196,16 @@ def test_a_cell_runs_or_is_rejected(
         return
     assert cli.main([str(each) for each in command]) == 0
     found = [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()]
-    assert found == expected(weights, cache, DEVICES.get(place), attention)
-    assert not [path for path in tmp_path.iterdir() if path != file]
+    assert found == expected(weights, cache, ENGINES.get(place), attention)
+    left = {"prompts", "a", "b"} if place == "files" else {"prompts"}
+    assert {path.name for path in tmp_path.iterdir()} == left
     check_bytes(runs[0].report.link_bytes, folder, tier, cache, place, attention)
 
 
 def planned_bytes(folder, tier, cache, place, prompt=PROMPT, new=NEW):
     """Bytes of each link, of all prompts."""
     shape, stored = model_shape(folder)
-    at = Shares(device=1) if place in DEVICES else SHARES[place]
+    at = Shares(device=1) if place in DEVICES else SHARES.get(place, Shares(disk=1))
     own = OffloadPolicy(2, 2, SHARES[tier], at, Shares(gpu=1), cpu_attention=True,
                         cache_bits=4 if cache == "int4" else 16, stored_fraction=stored)  # fmt: skip
     machine = replace(load_machine("gpu24"), device=DeviceTier("these", 1e9, 1e9, 1e9, 1e9))
@@ -211,7 +217,7 @@ def check_bytes(links, folder, tier, cache, place, attention):
     """The plan knows nothing of what a policy leaves out, nor of engines' pages; in short contexts blocks count."""
     planned = planned_bytes(folder, tier, cache, place)
     names = ["weights disk to host"]
-    if attention == "dense":
+    if attention == "dense" and place != "files":
         names += ["cache disk to host", "cache host to disk", "cache host to device", "cache device to host"]
     elif place in DEVICES:
         names += ["cache host to device", "cache device to host"]
