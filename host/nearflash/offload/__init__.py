@@ -4,14 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nearflash.offload.cache.engines import KvPlaces
     from nearflash.offload.generation import OffloadedModel, generate
     from nearflash.offload.report import OffloadReport, OffloadResult
     from nearflash.offload.tiers.ledger import Budgets
 
-__all__ = ["Budgets", "OffloadReport", "OffloadResult", "OffloadedModel", "generate"]
+__all__ = ["Budgets", "KvPlaces", "OffloadReport", "OffloadResult", "OffloadedModel", "generate"]
 
 _HOMES = {
     "Budgets": "tiers.ledger",
+    "KvPlaces": "cache.engines",
     "OffloadReport": "report",
     "OffloadResult": "report",
     "OffloadedModel": "generation",
