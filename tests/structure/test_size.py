@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 63_500, "rtl": 28_700, "sim": 15_600, "hls": 100, "tests": 70_100}
+LINES = {"host": 63_700, "rtl": 28_800, "sim": 15_700, "hls": 100, "tests": 70_700}
 
 
 @pytest.mark.parametrize("top", LINES)

@@ -211,8 +211,9 @@ class FlatParameters:
         tensor = self.tensors[piece.tensor]
         if self.scratch is not None and self.scratch.holds(tensor):
             return self.scratch.read(tensor, piece.first, piece.length)
-        assert tensor.grad is not None, "runs hold tensors with gradients only"
-        return tensor.grad.reshape(-1)[piece.first : piece.first + piece.length]
+        gradient = tensor.grad  # read once: the script may take it away meanwhile
+        assert gradient is not None, "runs hold tensors with gradients only"
+        return gradient.reshape(-1)[piece.first : piece.first + piece.length]
 
     def has_bf16_gradients(self, start: int, stop: int) -> bool:
         """Whether all gradients of [start, stop) are bf16, and so could go to a device as they are."""
