@@ -15,7 +15,8 @@ Timing: the command of a tile whose sections have n words comes LATENCY + n cycl
 cycle, but for a tile of n words after the one before when its groups are fewer than 2 n + 6: dense ones at
 W = 4; back-pressure: yes.
 Numerics: exact; equals nearflash.model.gradients.delta to the bit.
-Limits: words of 16 bits; 2^32 - 1 parameters; for clocks of 100 MHz: a group is compared and placed in one cycle.
+Limits: words of 16 bits; 2^32 - 1 parameters; for clocks of 100 MHz: 13 levels of logic from the tile that is sent to
+the checksum of the tiles' words, where a lane has 8. `update-smartssd-delta` is not at 300 MHz yet.
 """
 
 from typing import Any

@@ -206,7 +206,7 @@ class Store(wiring.Component):
     def _delta_beats(
         self, m: Module, packer: DeltaPacker, writer: BurstWriter, address: Any
     ) -> Iterator[tuple[Any, Any]]:
-        """What connects a packer to the writer of its port: words are the beats of one of 64 bits."""
+        """Give pairs of a signal and its driver, from a packer to its writer: of 64 bits, words are beats."""
         ratio, parts, words = self.config.port_bytes // WORD_BYTES, packer.o_command, packer.o
         strobes = C(1)
         if ratio > 1:
