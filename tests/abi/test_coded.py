@@ -21,7 +21,7 @@ def test_a_header_comes_back():
 
 
 def test_sections_are_in_order_and_hold_every_bit():
-    for code_bits, entries in ((1, 6), (2, 8)):
+    for code_bits, entries in ((1, 6), (2, 10)):
         for element, narrow in ((ElementFormat.BF16, 0), (ElementFormat.FP16, 3)):
             sections = list_sections(element, code_bits, has_bitmap=True)
             assert list(sections) == sorted(sections) and sections[CodedSection.FIRST] == code_bits

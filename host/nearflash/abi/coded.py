@@ -3,9 +3,9 @@
     header, 64 bytes │ group: codebook │ block: sections │ block: … │ end of the group │ group: …
 
 A block is of up to `block_elements` elements of the flattened tensor. The first level has a code of 1 or 2 bits of each
-value; the last code of a level says that the next one has the value's: the second and the third level have a bit, the
-fourth has two bits, and behind it comes the exponent itself. So frequent exponents take little, and no field's place
-depends on a value's but by a count. All is little endian; every section begins at a multiple of 64 bytes and is padded
+value; the last code of a level says that the next one has the value's: the second level has a bit, the third as many as
+the first, the fourth two, and behind it comes the exponent itself. So frequent exponents take little, and no field's
+place depends on a value's but by a count. All is little endian; every section begins at a multiple of 64 bytes and is padded
 with zeros. Layout: docs/contracts/weights.md, section 5.
 """
 
@@ -44,7 +44,6 @@ class CodedSection(IntEnum):
 
 
 LEVELS = (CodedSection.FIRST, CodedSection.SECOND, CodedSection.THIRD, CodedSection.FOURTH)
-_BITS = {CodedSection.SECOND: 1, CodedSection.THIRD: 1, CodedSection.FOURTH: 2, CodedSection.ESCAPES: 8}
 
 
 def list_sections(element: ElementFormat, code_bits: int, has_bitmap: bool) -> dict[CodedSection, int]:
@@ -53,7 +52,8 @@ def list_sections(element: ElementFormat, code_bits: int, has_bitmap: bool) -> d
     """
     bitmap = {CodedSection.BITMAP: 1} if has_bitmap else {}
     narrow = {CodedSection.LOW: 1, CodedSection.MIDDLE: 2} if element is ElementFormat.FP16 else {}
-    return {**bitmap, CodedSection.FIRST: code_bits, **_BITS, **narrow, CodedSection.VALUES: 8}
+    levels = dict(zip(LEVELS, (code_bits, 1, code_bits, 2), strict=True))
+    return {**bitmap, **levels, CodedSection.ESCAPES: 8, **narrow, CodedSection.VALUES: 8}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CodedHeader:
     element: ElementFormat
     """FP16 or BF16."""
     code_bits: int
-    """Bits of a code of the first level: 1 or 2."""
+    """Bits of a code of the first and of the third level: 1 or 2."""
     has_bitmap: bool
     """Whether blocks say which elements are not zero, and have values of these alone."""
     elements: int
@@ -97,7 +97,7 @@ class CodedHeader:
     @property
     def codebook_entries(self) -> int:
         """Exponents that have codes: of each level as many as its codes without the last."""
-        return (1 << self.code_bits) - 1 + 1 + 1 + 3
+        return 2 * ((1 << self.code_bits) - 1) + 1 + 3
 
     @property
     def sections(self) -> dict[CodedSection, int]:

@@ -36,7 +36,7 @@ __all__ = ["expand_coded", "pack_coded"]
 Bytes = NDArray[np.uint8]
 Fields = NDArray[Any]
 _BLOCK_ELEMENTS, _GROUP_BLOCKS = 1 << 16, 4
-_LEVEL_CODES = {2: (3, 1, 1, 3), 1: (1, 1, 1, 3)}
+_LEVEL_CODES = {2: (3, 1, 3, 3), 1: (1, 1, 1, 3)}
 """Exponents that each level has codes of, by the bits of a first code."""
 _READ_GROUPS = 4
 """Groups that are found, checked and then expanded at once, 2 MB of dense bytes."""

@@ -62,7 +62,7 @@ Fault find_block(const Groups &groups, Block &block, Found &found) {
         found.at += padded(block.elements);
         if (block.values < 0) return COUNT;
     }
-    const int64_t bits[] = {layout.code_bits, 1, 1, 2};
+    const int64_t bits[] = {layout.code_bits, 1, layout.code_bits, 2};
     int64_t *const deeper[] = {&block.seconds, &block.thirds, &block.fourths, &block.escapes};
     int64_t count = block.values;
     for (int level = 0; level < 4; level++) {
@@ -114,6 +114,9 @@ inline uint32_t deposited(uint32_t bits, uint32_t mask) {
 
 // The lower bits of 32 fields of two bits.
 inline uint32_t every_second(uint64_t fields) {
+#if defined(NEARFLASH_AVX512) && defined(__BMI2__)
+    return uint32_t(_pext_u64(fields, 0x5555555555555555));  // quick on all that have AVX-512
+#endif
     fields &= 0x5555555555555555;
     fields = (fields | fields >> 1) & 0x3333333333333333;
     fields = (fields | fields >> 2) & 0x0F0F0F0F0F0F0F0F;
@@ -143,12 +146,20 @@ class Fields {
     int64_t at = 0;
 };
 
+// The next fields of two bits added to the lanes of a mask; returns those whose field is 3.
+inline uint32_t add_pairs(U16x32 &lanes, Fields &fields, uint32_t mask) {
+    const uint64_t pairs = fields.pairs(__builtin_popcount(mask));
+    const uint32_t one = deposited(every_second(pairs), mask), two = deposited(every_second(pairs >> 1), mask);
+    lanes += ones_of(one) + (ones_of(two) << 1);
+    return one & two;
+}
+
 // Where a block's sections begin.
 template <bool is_fp16, int code_bits> struct Sections {
     Sections(const uint8_t *begin, const Block &block, bool has_bitmap)
         : bitmap(begin), first(bitmap + (has_bitmap ? padded(block.elements) : 0)),
           second(first + padded(block.values * code_bits)), third(second + padded(block.seconds)),
-          fourth(third + padded(block.thirds)), escapes(fourth + padded(block.fourths * 2)),
+          fourth(third + padded(block.thirds * code_bits)), escapes(fourth + padded(block.fourths * 2)),
           low(escapes + padded(block.escapes * 8)), middle(low + (is_fp16 ? padded(block.values) : 0)),
           high(middle + (is_fp16 ? padded(block.values * 2) : 0)) {}
     const uint8_t *bitmap, *first, *second, *third, *fourth, *escapes, *low, *middle, *high;
@@ -157,7 +168,7 @@ template <bool is_fp16, int code_bits> struct Sections {
 template <bool is_fp16, int code_bits>
 void expand_block(const Expansion &x, const Block &block, uint16_t *out) {
     const Sections<is_fp16, code_bits> sections(x.stream + block.begin, block, x.layout.has_bitmap);
-    constexpr int entries = (1 << code_bits) - 1 + 5;
+    constexpr int entries = 2 * ((1 << code_bits) - 1) + 4;
     U16x32 book{};
     for (int entry = 0; entry < entries; entry++) book[entry] = x.stream[block.group + entry];
     Fields second(sections.second), third(sections.third), fourth(sections.fourth);
@@ -175,11 +186,15 @@ void expand_block(const Expansion &x, const Block &block, uint16_t *out) {
             entry = ones_of(deeper);
         }
         const uint32_t in_third = deposited(second.ones(__builtin_popcount(deeper)), deeper);
-        const uint32_t in_fourth = deposited(third.ones(__builtin_popcount(in_third)), in_third);
-        const uint64_t pairs = fourth.pairs(__builtin_popcount(in_fourth));
-        const uint32_t one = deposited(every_second(pairs), in_fourth);
-        const uint32_t two = deposited(every_second(pairs >> 1), in_fourth), escaped = one & two;
-        entry += ones_of(in_third) + ones_of(in_fourth) + ones_of(one) + (ones_of(two) << 1);
+        entry += ones_of(in_third);
+        uint32_t in_fourth;
+        if constexpr (code_bits == 2) {
+            in_fourth = add_pairs(entry, third, in_third);
+        } else {
+            in_fourth = deposited(third.ones(__builtin_popcount(in_third)), in_third);
+            entry += ones_of(in_fourth);
+        }
+        const uint32_t escaped = add_pairs(entry, fourth, in_fourth);
         const U16x32 exponent = looked_up(entry, book) | widen(expanded(escapes, escaped));
         escapes += __builtin_popcount(escaped);
         const U16x32 upper = widen(load<U8x32>(sections.high + at)), sign = upper >> 7 << 15;
