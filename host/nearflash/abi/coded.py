@@ -5,8 +5,8 @@
 A block is of up to `block_elements` elements of the flattened tensor. The first level has a code of 1 or 2 bits of each
 value; the last code of a level says that the next one has the value's: the second level has a bit, the third as many as
 the first, the fourth two, and behind it comes the exponent itself. So frequent exponents take little, and no field's
-place depends on a value's but by a count. All is little endian; every section begins at a multiple of 64 bytes and is padded
-with zeros. Layout: docs/contracts/weights.md, section 5.
+place depends on a value's but by a count. All is little endian; every section begins at a multiple of 64 bytes and is
+padded with zeros. Layout: docs/contracts/weights.md, section 5.
 """
 
 import struct
