@@ -38,6 +38,7 @@ from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.weights.skeleton import open_skeleton
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.storage.kv import KvLayout, KvShape, read_kept_layout
+from nearflash.support.progress import print_step
 from nearflash.weights.empty import generation_config_of, load_config
 from nearflash.weights.folder import open_folder
 from nearflash.weights.pretrained import load_tokenizer, silent_transformers
@@ -396,23 +397,23 @@ def _plan_path(arguments: argparse.Namespace) -> Path | None:
 
 
 def _report_blocks(done: Any) -> None:
-    text = (
-        f"\r{done.finished} of {done.prompts} texts, token {done.step} of {done.steps}  "
-        f"{done.tokens_per_s:.3g} token/s  {done.remaining_s:.0f} s left "
+    line = (
+        f"{done.finished} of {done.prompts} texts, token {done.step} of {done.steps}  "
+        f"{done.tokens_per_s:.3g} token/s  {done.remaining_s:.0f} s left"
     )
-    print(text, end="", file=sys.stderr, flush=True)
+    print_step(line, done.step, done.steps, 16)
 
 
 def _figures(done: OffloadResult, predicted: float | None) -> list[str]:
     """Lines after the run."""
     report = done.report
     if not report.new_tokens:
-        return [f"\nall {done.resumed} texts were in the results already"]
+        return [f"all {done.resumed} texts were in the results already"]
     parts = ", ".join(f"{name} {spent:.2f} s" for name, spent in report.seconds.items() if spent >= 0.005)
     held = ", ".join(f"{tier} {size / 1e6:,.1f} MB" for tier, size in report.peak_bytes.items() if size)
     rate = f"{report.tokens_per_s:.3g} token/s" + ("" if predicted is None else f", {predicted:.3g} predicted")
     lines = [
-        f"\n{report.new_tokens} tokens in {report.total_s:.2f} s: {rate}",
+        f"{report.new_tokens} tokens in {report.total_s:.2f} s: {rate}",
         f"seconds: {parts}",
         _link_line(report.link_bytes),
         f"at most in use: {held}; the process {report.peak_process_bytes / 1e6:,.0f} MB",
