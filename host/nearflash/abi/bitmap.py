@@ -31,6 +31,7 @@ __all__ = [
     "BitmapHeader",
     "Coding",
     "ElementFormat",
+    "GroupedHeader",
     "RowFormat",
     "Section",
     "bitmap_error",

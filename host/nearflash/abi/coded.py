@@ -20,7 +20,7 @@ from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.abi.python310 import Self
 from nearflash.abi.topk import StreamFault
 
-__all__ = ["CODED_MAGIC", "LEVELS", "CodedHeader", "CodedSection", "list_sections"]
+__all__ = ["CODED_MAGIC", "LEVELS", "CodedHeader", "CodedSection", "level_bits", "list_sections"]
 
 CODED_MAGIC = b"NFCW"
 _VERSION = 1
@@ -46,13 +46,18 @@ class CodedSection(IntEnum):
 LEVELS = (CodedSection.FIRST, CodedSection.SECOND, CodedSection.THIRD, CodedSection.FOURTH)
 
 
+def level_bits(code_bits: int) -> tuple[int, ...]:
+    """Bits of a code of each level. The last one, all ones, leads on to the next level; the others are exponents'."""
+    return code_bits, 1, code_bits, 2
+
+
 def list_sections(element: ElementFormat, code_bits: int, has_bitmap: bool) -> dict[CodedSection, int]:
     """Sections of a block in order: bits of one of their fields. LOW and MIDDLE are bits 0 and 1 to 2 of an fp16
     significand; VALUES has the sign and what is left of the significand.
     """
     bitmap = {CodedSection.BITMAP: 1} if has_bitmap else {}
     narrow = {CodedSection.LOW: 1, CodedSection.MIDDLE: 2} if element is ElementFormat.FP16 else {}
-    levels = dict(zip(LEVELS, (code_bits, 1, code_bits, 2), strict=True))
+    levels = dict(zip(LEVELS, level_bits(code_bits), strict=True))
     return {**bitmap, **levels, CodedSection.ESCAPES: 8, **narrow, CodedSection.VALUES: 8}
 
 
@@ -97,7 +102,7 @@ class CodedHeader:
     @property
     def codebook_entries(self) -> int:
         """Exponents that have codes: of each level as many as its codes without the last."""
-        return 2 * ((1 << self.code_bits) - 1) + 1 + 3
+        return sum((1 << bits) - 1 for bits in level_bits(self.code_bits))
 
     @property
     def sections(self) -> dict[CodedSection, int]:

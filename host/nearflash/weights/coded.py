@@ -4,50 +4,29 @@ Format: nearflash.abi.coded. The codes of a group are chosen for it; whether the
 code, by what makes the tensor smallest.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import (
-    GROUP_END_BYTES,
-    HEADER_BYTES,
-    SECTION_BYTES,
-    ElementFormat,
-    bitmap_error,
-    check_groups,
-    pack_group_end,
-    section_bytes,
-)
-from nearflash.abi.coded import LEVELS, CodedHeader, CodedSection
+from nearflash.abi.bitmap import GROUP_END_BYTES, HEADER_BYTES, SECTION_BYTES, ElementFormat, pack_group_end
+from nearflash.abi.coded import LEVELS, CodedHeader, CodedSection, level_bits
 from nearflash.abi.errors import FormatError
-from nearflash.abi.topk import StreamFault
-from nearflash.device.backends.host.matrix import expand_pool
+from nearflash.device.backends.host.matrix import expand_parts, find_parts
 from nearflash.device.backends.host.vector.coded import TABLE_COLUMNS, expand_blocks, find_coded_groups
-from nearflash.support.threads import CallingThread
 from nearflash.weights.arrays import patterns
+from nearflash.weights.pack import join_fields
 
 __all__ = ["expand_coded", "pack_coded"]
 
 Bytes = NDArray[np.uint8]
 Fields = NDArray[Any]
 _BLOCK_ELEMENTS, _GROUP_BLOCKS = 1 << 16, 4
-_LEVEL_CODES = {2: (3, 1, 3, 3), 1: (1, 1, 1, 3)}
-"""Exponents that each level has codes of, by the bits of a first code."""
-_READ_GROUPS = 4
-"""Groups that are found, checked and then expanded at once, 2 MB of dense bytes."""
-_THREADED_BYTES = 4 << 20
-"""Dense bytes from which on threads are worth their start."""
 _ESCAPE_BITS = 8
-_WHERE = {
-    StreamFault.LENGTH: "at byte {at}",
-    StreamFault.COUNT: "ones behind the last element of block {place}",
-    StreamFault.CHECKSUM: "another one in group {place}",
-}
 
 
 def pack_coded(values: NDArray[Any], *, block_elements: int = _BLOCK_ELEMENTS) -> bytes:
@@ -87,11 +66,11 @@ def _choose(words: Fields, element: ElementFormat) -> tuple[int, bool]:
 
 def _count_bits(counts: Fields, code_bits: int) -> int:
     """Bits of all codes of exponents that came so many times, the most frequent first."""
-    bits, first = 0, 0
-    for codes in _LEVEL_CODES[code_bits]:
-        bits += int(counts[first:].sum()) * (codes + 1).bit_length() - int(counts[first:].sum())
-        first += codes
-    return bits + _ESCAPE_BITS * int(counts[first:].sum())
+    total, first = 0, 0
+    for bits in level_bits(code_bits):
+        total += bits * int(counts[first:].sum())
+        first += (1 << bits) - 1
+    return total + _ESCAPE_BITS * int(counts[first:].sum())
 
 
 def _pack_group(number: int, words: Fields, header: CodedHeader) -> bytes:
@@ -114,16 +93,16 @@ def _pack_block(words: Fields, ranks: Fields, header: CodedHeader) -> bytes:
     exponents = _exponents(values, header.element)
     fields = {CodedSection.BITMAP: present}
     ranked, escaped = ranks[exponents], exponents
-    for level, codes in zip(LEVELS, _LEVEL_CODES[header.code_bits], strict=True):
-        fields[level] = np.minimum(ranked, codes)
-        escaped = escaped[ranked >= codes]
-        ranked = ranked[ranked >= codes] - np.uint8(codes)
+    for level, bits in zip(LEVELS, level_bits(header.code_bits), strict=True):
+        last = np.uint8((1 << bits) - 1)
+        fields[level], deeper = np.minimum(ranked, last), ranked >= last
+        ranked, escaped = ranked[deeper] - last, escaped[deeper]
     fields[CodedSection.ESCAPES] = escaped
-    significand, dropped = values, 0
+    dropped = 0
     if header.element is ElementFormat.FP16:
         fields[CodedSection.LOW], fields[CodedSection.MIDDLE], dropped = values & 1, values >> 1 & 3, 3
-    fields[CodedSection.VALUES] = values >> 15 << 7 | significand >> dropped & 127
-    return b"".join(_join(fields[section], bits) for section, bits in header.sections.items())
+    fields[CodedSection.VALUES] = values >> 15 << 7 | values >> dropped & 127
+    return b"".join(_pack_section(fields[section], bits) for section, bits in header.sections.items())
 
 
 def _exponents(words: Fields, element: ElementFormat) -> Fields:
@@ -131,52 +110,30 @@ def _exponents(words: Fields, element: ElementFormat) -> Fields:
     return (words >> number.mantissa_bits & ((1 << number.exponent_bits) - 1)).astype(np.uint8)
 
 
-def _join(fields: Fields, bits: int) -> bytes:
-    """A section of fields of 1, 2 or 8 bits, from the lowest bit up, padded."""
-    values = fields.astype(np.uint8, copy=False)
-    if bits == 2:
-        quads = np.pad(values, (0, -values.size % 4)).reshape(-1, 4)
-        data = (quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6).tobytes()
-    else:
-        data = np.packbits(values, bitorder="little").tobytes() if bits == 1 else values.tobytes()
-    return data.ljust(section_bytes(8 * len(data)), b"\0")
+def _pack_section(fields: Fields, bits: int) -> bytes:
+    """A section of fields, padded."""
+    padding = -fields.size % (8 * SECTION_BYTES // bits)
+    return join_fields(np.pad(fields.astype(np.uint8, copy=False), (0, padding)), bits).tobytes()
 
 
 def expand_coded(stream: Bytes, out: NDArray[Any], executor: Executor | None = None) -> None:
     """Write the elements of coded weights to `out`, uint16 patterns, of as many elements.
 
-    executor: by default the caller's thread for few elements, `expand_pool` for others. Raises StreamError; elements
-    before the fault may have been written.
+    Groups are compared with their own checksums; check_groups tells whether they are this stream's. executor: by
+    default the caller's thread for few elements, `expand_pool` for others. Raises StreamError; elements before the
+    fault may have been written.
     """
     header = CodedHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
-    check_groups(stream.data, header)
     assert out.flags.c_contiguous and out.size == header.elements and out.dtype.itemsize == 2
     elements = out.reshape(-1)
 
-    def expand(first_block: int, table: NDArray[np.int64]) -> None:
+    def expand(part: tuple[int, NDArray[np.int64]]) -> int:
+        first_block, table = part
         expand_blocks(stream, header, table, elements[first_block * header.block_elements :])
+        return len(table)
 
-    if executor is None:
-        executor = CallingThread() if out.nbytes < _THREADED_BYTES else expand_pool()
-    jobs = []
-    try:
-        for first_block, table in _find_blocks(stream, header):
-            jobs.append(executor.submit(expand, first_block, table))
-    finally:
-        for job in jobs:
-            job.result()  # the memory is theirs until then
-
-
-def _find_blocks(stream: Bytes, header: CodedHeader) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Tables of the blocks of some groups at a time, each when its lengths and checksums are right."""
-    at = HEADER_BYTES
-    for group in range(0, header.groups, _READ_GROUPS):
-        last = min(group + _READ_GROUPS, header.groups)
-        first_block = group * header.group_blocks
-        table = np.empty((min(last * header.group_blocks, header.blocks) - first_block, TABLE_COLUMNS), np.int64)
-        fault, place, found, at = find_coded_groups(stream, header, at, (group, last), table)
-        yield first_block, table[:found]
-        if fault:
-            raise bitmap_error(fault, _WHERE[fault].format(place=place, at=at), header.what)
-    if at != stream.size:
-        raise bitmap_error(StreamFault.LENGTH, f"{at} bytes of {stream.size}", header.what)
+    parts = find_parts(
+        stream, header, partial(find_coded_groups, stream, header), (header.blocks, header.group_blocks, TABLE_COLUMNS),
+        2 * header.block_elements * header.group_blocks, "ones behind the last element of block {place}",
+    )  # fmt: skip
+    expand_parts(parts, expand, out.nbytes, executor)

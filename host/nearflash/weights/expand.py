@@ -61,6 +61,7 @@ def expand(
     data = np.frombuffer(source, np.uint8)
     if source[: len(CODED_MAGIC)] == CODED_MAGIC:
         coded = CodedHeader.unpack(source[:HEADER_BYTES], len(data))
+        check_groups(data.data, coded)
         return _expand_coded(data, coded, (coded.elements,), out, device, executor)
     header = BitmapHeader.unpack(source[:HEADER_BYTES], len(data))
     check_groups(data.data, header)

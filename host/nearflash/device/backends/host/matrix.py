@@ -1,29 +1,28 @@
 """Bitmap matrices on the host, expanded in threads by native loops: what the device `host` of the expand kernel does.
 
-Format and faults: nearflash.abi.bitmap. Equals nearflash.model.weights.bitmap.
+Format and faults: nearflash.abi.bitmap. Equals nearflash.model.weights.bitmap. `find_parts` and `expand_parts` serve
+other streams of groups, too.
 """
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import (
-    HEADER_BYTES,
-    BitmapHeader,
-    bitmap_error,
-)
+from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, GroupedHeader, bitmap_error
 from nearflash.abi.topk import StreamFault
 from nearflash.device.backends.host.vector.rows import expand_rows, find_groups
 from nearflash.support.threads import CallingThread, set_ieee_arithmetic
 
-__all__ = ["Rows", "expand_into", "expand_pool", "read_rows"]
+__all__ = ["Rows", "expand_into", "expand_parts", "expand_pool", "find_parts", "read_rows"]
 
 Bytes = NDArray[np.uint8]
+T = TypeVar("T")
 _THREADED_BYTES = 4 << 20
 """Dense bytes from which on threads are worth their start; fewer are expanded by the caller's."""
 _READ_BYTES = 4 << 20
@@ -31,7 +30,6 @@ _READ_BYTES = 4 << 20
 Python's lock, which other threads wait for, is taken but a few times."""
 _WHERE = {
     StreamFault.LENGTH: "at byte {at}",
-    StreamFault.COUNT: "ones behind column {last} of row {place}",
     StreamFault.CHECKSUM: "another one in group {place}",
 }
 
@@ -52,16 +50,36 @@ def read_rows(stream: Bytes) -> Iterator[Rows]:
     """
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
     dense_bytes = header.group_rows * header.columns * header.dense.number_format.bytes
+    beyond = f"ones behind column {header.columns - 1} of row {{place}}"
+    for first, table in find_parts(
+        stream, header, partial(find_groups, stream, header), (header.rows, header.group_rows, 4), dense_bytes, beyond
+    ):
+        yield Rows(first, table)
+
+
+def find_parts(
+    stream: Bytes, header: GroupedHeader, find: Callable[..., tuple[StreamFault, int, int, int]],
+    parts: tuple[int, int, int], dense_bytes: int, beyond: str,
+) -> Iterator[tuple[int, NDArray[np.int64]]]:  # fmt: skip
+    """Tables of the parts of a stream's groups, rows or blocks, some groups at a time, each when its lengths and its
+    checksum are right; with the number of its first part.
+
+    find: fills a table of groups from an offset on (rows.find_groups). parts: how many there are, of a group, and
+    columns of a table. dense_bytes: of a group. beyond: what a COUNT is, by its {place}. Raises StreamError, as
+    `read_rows`.
+    """
+    total, of_group, columns = parts
     at, step = HEADER_BYTES, max(_READ_BYTES // dense_bytes, 1)
     for group in range(0, header.groups, step):
-        first, last = group * header.group_rows, min(group + step, header.groups)
-        table = np.empty((min(last * header.group_rows, header.rows) - first, 4), np.int64)
-        fault, place, found, at = find_groups(stream, header, at, (group, last), table)
-        yield Rows(first, table[:found])
+        first, last = group * of_group, min(group + step, header.groups)
+        table = np.empty((min(last * of_group, total) - first, columns), np.int64)
+        fault, place, found, at = find(at, (group, last), table)
+        yield first, table[:found]
         if fault:
-            raise bitmap_error(fault, _WHERE[fault].format(place=place, at=at, last=header.columns - 1))
+            detail = {StreamFault.COUNT: beyond, **_WHERE}[fault].format(place=place, at=at)
+            raise bitmap_error(fault, detail, header.what)
     if at != stream.size:
-        raise bitmap_error(StreamFault.LENGTH, f"{at} bytes of {stream.size}")
+        raise bitmap_error(StreamFault.LENGTH, f"{at} bytes of {stream.size}", header.what)
 
 
 def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> int:
@@ -75,20 +93,29 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
     used = header.columns * header.dense.number_format.bytes
     assert out.flags.c_contiguous and len(out) == header.rows and out.shape[1] >= used
 
-    def expand(rows: Rows) -> None:
+    def expand(rows: Rows) -> int:
         expand_rows(stream, header, rows.table, out[rows.first_row :])
+        return int(rows.table[:, 1].sum())
 
+    return sum(expand_parts(read_rows(stream), expand, len(out) * used, executor))
+
+
+def expand_parts(
+    parts: Iterable[T], expand: Callable[[T], int], dense_bytes: int, executor: Executor | None
+) -> list[int]:
+    """Results of `expand` of each part, in threads; those that were begun have ended when the iterator raises.
+
+    executor: None: the caller's thread for few dense bytes, `expand_pool` for others.
+    """
     if executor is None:
-        executor = CallingThread() if len(out) * used < _THREADED_BYTES else expand_pool()
-    jobs, values = [], 0
+        executor = CallingThread() if dense_bytes < _THREADED_BYTES else expand_pool()
+    jobs: list[Future[int]] = []
     try:
-        for rows in read_rows(stream):
-            jobs.append(executor.submit(expand, rows))
-            values += int(rows.table[:, 1].sum())
+        for part in parts:
+            jobs.append(executor.submit(expand, part))
     finally:
-        for job in jobs:
-            job.result()  # the memory is theirs until then
-    return values
+        found = [job.result() for job in jobs]  # the memory is theirs until then
+    return found
 
 
 @cache

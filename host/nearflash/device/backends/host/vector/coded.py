@@ -16,11 +16,11 @@ from nearflash.abi.coded import CodedHeader
 from nearflash.abi.topk import StreamFault
 from nearflash.support.native import find_address, load_library
 
-__all__ = ["TABLE_COLUMNS", "VALUES_COLUMN", "expand_blocks", "find_coded_groups", "load_coded_loops"]
+__all__ = ["TABLE_COLUMNS", "expand_blocks", "find_coded_groups", "load_coded_loops"]
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
-TABLE_COLUMNS, VALUES_COLUMN = 8, 3
+TABLE_COLUMNS = 8
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 _SLACK = 32
 """Values behind a block's that the loops may write."""
