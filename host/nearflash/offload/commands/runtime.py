@@ -173,18 +173,18 @@ def _attention_by_plan(
     """The attention policy of a plan's engines, as `_choose_attention`; None where nobody asked for one and engines
     would hold nothing: short contexts, a plan that keeps K and V in 4 bits, several ranks, a model that they do not
     serve."""
-    options = job.arguments
+    options, skeleton = job.arguments, cache(lambda: open_skeleton(folder).model)
     if not (one_call or options.policy is not None or job.attention is not None):
         by_hand = plan_by_hand(options)
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         if tokens <= SHORT_TOKENS or ranks > 1 or _cache_bits(options, by_hand) != 16:
             return None, None, ""
         try:
-            check_decoder(open_skeleton(folder).model)
+            check_decoder(skeleton())
         except UnsupportedError as error:
             return None, None, f"policy: dense, K and V on the plan's tiers, as {error}"
     is_file = job.attention is None and (tokens > SHORT_TOKENS or options.policy not in (None, AUTO))
-    compared = open_skeleton(folder).model if is_file else None
+    compared = skeleton() if is_file else None
     return _choose_attention(job, config, kv_shape_of(config), tokens, sequences, compared)
 
 

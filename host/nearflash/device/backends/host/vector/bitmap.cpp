@@ -24,11 +24,6 @@ struct Groups {
     Row *table;
 };
 
-// What became of them: `place` is the row of the fault, or its group where it is in no row.
-struct Found {
-    int64_t fault, place, rows, at;
-};
-
 // Rows of a table as dense ones, `row_bytes` apart, of which the columns are written.
 struct Expansion {
     const uint8_t *stream;
@@ -80,18 +75,13 @@ Fault find_group(const Groups &groups, int64_t number, Found &found) {
     found.at += groups.book_bytes;
     const int64_t last = std::min((number + 1) * groups.group_rows, groups.rows);
     for (int64_t number_of_row = number * groups.group_rows; number_of_row < last; number_of_row++) {
-        Row &row = groups.table[found.rows];
+        Row &row = groups.table[found.parts];
         row.group = begin;
         found.place = number_of_row;
         if (const Fault fault = find_row(groups, row, found)) return fault;
-        found.rows++;
+        found.parts++;
     }
-    found.place = number;
-    if (found.at + SECTION_BYTES > groups.end) return LENGTH;
-    const uint64_t checksum = Checksum<InstructionStep>::of(groups.stream + begin, found.at - begin);
-    if (load<uint64_t>(groups.stream + found.at) != (uint64_t(number) | checksum << 32)) return CHECKSUM;
-    found.at += SECTION_BYTES;
-    return NONE;
+    return check_end(groups.stream, begin, groups.end, number, found);
 }
 
 template <class T> void expand_plain(const Expansion &x, const Row &row, uint8_t *out) {
@@ -162,12 +152,7 @@ extern "C" {
 uint32_t crc32c(const uint8_t *data, int64_t bytes) { return Checksum<InstructionStep>::of(data, bytes); }
 uint32_t crc32c_by_table(const uint8_t *data, int64_t bytes) { return Checksum<TableStep>::of(data, bytes); }
 
-void find_groups(const Groups *groups, Found *found) {
-    *found = {NONE, 0, 0, groups->at};
-    for (int64_t number = groups->first; number < groups->last && !found->fault; number++)
-        found->fault = find_group(*groups, number, *found);
-    if (!found->fault) found->place = 0;
-}
+void find_groups(const Groups *groups, Found *found) { *found = find_all(*groups, find_group); }
 
 void expand_rows(const Expansion *x, int32_t format, int32_t is_fp16) {
     const ExpandRow expand_row = expansion_of(RowFormat(format), is_fp16);

@@ -2,7 +2,6 @@
 //
 // Format: nearflash.abi.coded, docs/contracts/weights.md. Equals nearflash.model.weights.levels to the bit.
 
-#include "crc32c.hpp"
 #include "sections.hpp"
 
 using namespace nearflash;
@@ -24,11 +23,6 @@ struct Groups {
     int64_t at, end, first, last;
     Layout layout;
     Block *table;
-};
-
-// What became of them: `place` is the block of the fault, or its group where it is in no block.
-struct Found {
-    int64_t fault, place, blocks, at;
 };
 
 // Blocks of a table, to elements that follow one another. buffer: of a block's values, and 32 more.
@@ -86,18 +80,13 @@ Fault find_group(const Groups &groups, int64_t number, Found &found) {
     for (int64_t block = first; block < first + layout.group_blocks; block++) {
         const int64_t left = layout.elements - block * layout.block_elements;
         if (left <= 0) break;
-        Block &entry = groups.table[found.blocks];
+        Block &entry = groups.table[found.parts];
         entry.group = begin, entry.elements = std::min(left, layout.block_elements);
         found.place = block;
         if (const Fault fault = find_block(groups, entry, found)) return fault;
-        found.blocks++;
+        found.parts++;
     }
-    found.place = number;
-    if (found.at + SECTION_BYTES > groups.end) return LENGTH;
-    const uint64_t checksum = Checksum<InstructionStep>::of(groups.stream + begin, found.at - begin);
-    if (load<uint64_t>(groups.stream + found.at) != (uint64_t(number) | checksum << 32)) return CHECKSUM;
-    found.at += SECTION_BYTES;
-    return NONE;
+    return check_end(groups.stream, begin, groups.end, number, found);
 }
 
 // Bits of a source, the lowest first, each in the place of a one of the mask.
@@ -214,12 +203,7 @@ void expand_block(const Expansion &x, const Block &block, uint16_t *out) {
 
 extern "C" {
 
-void find_groups(const Groups *groups, Found *found) {
-    *found = {NONE, 0, 0, groups->at};
-    for (int64_t number = groups->first; number < groups->last && !found->fault; number++)
-        found->fault = find_group(*groups, number, *found);
-    if (!found->fault) found->place = 0;
-}
+void find_groups(const Groups *groups, Found *found) { *found = find_all(*groups, find_group); }
 
 void expand_blocks(const Expansion *x) {
     const auto expand = x->layout.is_fp16 ? (x->layout.code_bits == 2 ? expand_block<true, 2> : expand_block<true, 1>)

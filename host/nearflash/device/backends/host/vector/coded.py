@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import ElementFormat
 from nearflash.abi.coded import CodedHeader
 from nearflash.abi.topk import StreamFault
+from nearflash.device.backends.host.vector.rows import FoundParts
 from nearflash.support.native import find_address, load_library
 
 __all__ = ["TABLE_COLUMNS", "expand_blocks", "find_coded_groups", "load_coded_loops"]
@@ -42,12 +43,6 @@ class _CodedGroups(ctypes.Structure):
         ("layout", _CodedLayout),
         ("table", _ADDRESS),
     )
-
-
-class _FoundBlocks(ctypes.Structure):
-    """`Found` of coded.cpp."""
-
-    _fields_ = tuple((name, _I64) for name in ("fault", "place", "blocks", "at"))
 
 
 class _BlockExpansion(ctypes.Structure):
@@ -80,9 +75,9 @@ def find_coded_groups(
     it is, else where the groups end.
     """
     wanted = _CodedGroups(find_address(stream), at, stream.size, *groups, _layout(header), find_address(table))
-    found = _FoundBlocks()
+    found = FoundParts()
     load_coded_loops().find_groups(ctypes.byref(wanted), ctypes.byref(found))
-    return StreamFault(found.fault), found.place, found.blocks, found.at
+    return found.unpack()
 
 
 def expand_blocks(stream: Bytes, header: CodedHeader, table: Table, out: NDArray[Any]) -> None:

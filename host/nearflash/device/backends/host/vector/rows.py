@@ -16,7 +16,7 @@ from nearflash.abi.bitmap import SECTION_BYTES, SECTIONS, BitmapHeader, Coding, 
 from nearflash.abi.topk import StreamFault
 from nearflash.support.native import find_address, load_library
 
-__all__ = ["expand_codes", "expand_rows", "find_groups", "load_bitmap_loops"]
+__all__ = ["FoundParts", "expand_codes", "expand_rows", "find_groups", "load_bitmap_loops"]
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
@@ -34,10 +34,14 @@ class _Groups(ctypes.Structure):
     )
 
 
-class _Found(ctypes.Structure):
-    """`Found` of bitmap.cpp."""
+class FoundParts(ctypes.Structure):
+    """`Found` of sections.hpp."""
 
-    _fields_ = tuple((name, _I64) for name in ("fault", "place", "rows", "at"))
+    _fields_ = tuple((name, _I64) for name in ("fault", "place", "parts", "at"))
+
+    def unpack(self) -> tuple[StreamFault, int, int, int]:
+        """See find_groups."""
+        return StreamFault(self.fault), self.place, self.parts, self.at
 
 
 class _Expansion(ctypes.Structure):
@@ -89,9 +93,9 @@ def find_groups(
     bits = (_I64 * len(Section))(*(sections.get(section, 0) for section in Section))
     layout = header.rows, header.columns, header.group_rows, book_bytes
     wanted = _Groups(find_address(stream), at, stream.size, *groups, *layout, bits, find_address(table))
-    found = _Found()
+    found = FoundParts()
     load_bitmap_loops().find_groups(ctypes.byref(wanted), ctypes.byref(found))
-    return StreamFault(found.fault), found.place, found.rows, found.at
+    return found.unpack()
 
 
 def expand_rows(stream: Bytes, header: BitmapHeader, table: Table, out: Bytes) -> None:

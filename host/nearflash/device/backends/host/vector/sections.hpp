@@ -5,12 +5,19 @@
 #include <algorithm>
 
 #include "chunks.hpp"
+#include "crc32c.hpp"
 
 namespace nearflash {
 
 enum Fault : int32_t { NONE, LENGTH = 2, COUNT, CHECKSUM };  // nearflash.abi.topk.StreamFault
 
 constexpr int64_t SECTION_BYTES = 64;
+
+// What became of groups: `place` is the row or block of the fault, or its group where it is in none of these; parts are
+// the rows or blocks found, `at` where the groups end.
+struct Found {
+    int64_t fault, place, parts, at;
+};
 
 // Bytes of a section of so many bits.
 inline int64_t padded(int64_t bits) { return (bits + 8 * SECTION_BYTES - 1) / (8 * SECTION_BYTES) * SECTION_BYTES; }
@@ -40,6 +47,25 @@ inline int64_t count_escapes(const uint8_t *codes, int64_t values, int64_t code_
         count += __builtin_popcountll(bits & bits >> 1 & first);
     }
     return count;
+}
+
+// The end of a group that begins at `begin`, of a stream that ends at `end`: its number, and the checksum up to found.at.
+inline Fault check_end(const uint8_t *stream, int64_t begin, int64_t end, int64_t number, Found &found) {
+    found.place = number;
+    if (found.at + SECTION_BYTES > end) return LENGTH;
+    const uint64_t checksum = Checksum<InstructionStep>::of(stream + begin, found.at - begin);
+    if (load<uint64_t>(stream + found.at) != (uint64_t(number) | checksum << 32)) return CHECKSUM;
+    found.at += SECTION_BYTES;
+    return NONE;
+}
+
+// All groups from groups.first to before groups.last, up to the first fault.
+template <class Groups> inline Found find_all(const Groups &groups, Fault (*find)(const Groups &, int64_t, Found &)) {
+    Found found{NONE, 0, 0, groups.at};
+    for (int64_t number = groups.first; number < groups.last && !found.fault; number++)
+        found.fault = find(groups, number, found);
+    if (!found.fault) found.place = 0;
+    return found;
 }
 
 // Calls with the place, the mask and the written lanes of each 32 columns of a row.
