@@ -1,7 +1,10 @@
 """The namespace, the mirrored trees, and what is generated."""
 
 import ast
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from nearflash.abi.emit import outputs
 
@@ -11,6 +14,13 @@ MODEL_ONLY: set[str] = {
     *(f"attention/{name}.py" for name in ("random_vectors", "vectors", "gather", "head")),
     *(f"attention/memory/{name}.py" for name in (
         "finite", "image", "index", "placement", "settings", "source", "traffic")),
+}  # fmt: skip
+
+
+#: What the repository has at its top; a bench that was killed left its folder of 38 MB in a commit once.
+TOP = {
+    ".ci", ".gitattributes", ".gitignore", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "bitstreams",
+    "constraints.txt", "docs", "hatch_build.py", "hls", "host", "mkdocs.yml", "pyproject.toml", "rtl", "sim", "tests",
 }  # fmt: skip
 
 
@@ -25,6 +35,13 @@ def is_component(tree: ast.Module) -> bool:
 
 def sources(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*.py") if p.name != "__init__.py"}
+
+
+def test_nothing_else_is_at_the_top(root):
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:
+        pytest.skip("no git checkout")
+    assert {name.split("/")[0] for name in listed} <= TOP
 
 
 def test_nearflash_is_a_namespace_over_three_roots(root):
