@@ -19,8 +19,9 @@ MODEL_ONLY: set[str] = {
 
 #: What the repository has at its top; a bench that was killed left its folder of 38 MB in a commit once.
 TOP = {
-    ".ci", ".gitattributes", ".gitignore", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "bitstreams",
-    "constraints.txt", "docs", "hatch_build.py", "hls", "host", "mkdocs.yml", "pyproject.toml", "rtl", "sim", "tests",
+    ".ci", ".gitattributes", ".gitignore", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "SECURITY.md",
+    "bitstreams", "constraints.txt", "docs", "hatch_build.py", "hls", "host", "mkdocs.yml", "pyproject.toml",
+    "rtl", "sim", "tests",
 }  # fmt: skip
 
 
