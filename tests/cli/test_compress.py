@@ -11,7 +11,7 @@ import torch
 from nearflash.abi.errors import WeightsError
 from nearflash.cli.main import main
 from nearflash.weights import open_checkpoint
-from nearflash.weights.convert import linear_weights
+from nearflash.weights.convert import layer_weights
 from nearflash.weights.pretrained import load_pretrained, own_dtype
 
 MODEL = Path(__file__).parents[1] / "data/doclm-7m"
@@ -33,12 +33,12 @@ def run(output, *options):
 
 def densities(folder):
     model, _ = load_pretrained(folder)
-    return {name: float((model.get_parameter(name) != 0).float().mean()) for name in linear_weights(model)}
+    return {name: float((model.get_parameter(name) != 0).float().mean()) for name in layer_weights(model)}
 
 
 def test_a_model_that_is_not_pruned_keeps_every_bit(tmp_path, capsys):
     assert run(tmp_path / "small", "--method", "none") == 0
-    assert "linear layers: " in capsys.readouterr().out
+    assert "1.000 of the model as asked for: " in capsys.readouterr().out
     model, _ = load_pretrained(MODEL, own_dtype(MODEL))
     small, tokenizer = load_pretrained(tmp_path / "small", own_dtype(MODEL))
     expected, found = model.state_dict(), small.state_dict()
@@ -57,12 +57,12 @@ def test_half_of_the_weights_pruned(tmp_path, capsys, texts, method):
     assert 1 < before < after < 100 * before
     assert f"{before:.3f} before, {after:.3f} after ({math.log(after / before):+.4f} nats a token)" in out
     assert f"pruned {len(shares)}/{len(shares)}, " in err and " windows of 64 tokens" in err
-    linear = report["linear"]
-    assert 0.4 < linear["bytes_fraction_of_dense"] < 0.53 and linear["density"] == pytest.approx(0.5, abs=0.01)
-    assert [tensor["name"] for tensor in report["tensors"]] == list(shares)
+    compressed = report["compressed"]
+    assert 0.4 < compressed["bytes_fraction_of_dense"] < 0.53 and compressed["density"] == pytest.approx(0.5, abs=0.01)
+    assert {tensor["name"] for tensor in report["tensors"]} > shares.keys()
     checkpoint = open_checkpoint(tmp_path / "small")
     stored = sum(checkpoint[name].stored_bytes for name in shares)
-    assert stored == linear["bytes"] and report["bytes"] == (tmp_path / "small/model.safetensors").stat().st_size
+    assert stored == compressed["bytes"] and report["bytes"] == (tmp_path / "small/model.safetensors").stat().st_size
 
 
 def test_a_pattern_quantised(tmp_path, texts):
@@ -70,17 +70,17 @@ def test_a_pattern_quantised(tmp_path, texts):
     assert run(tmp_path / "small", *options) == 0
     report = json.loads((tmp_path / "small/compression.json").read_text())
     assert (report["pattern"], report["sparsity"], report["perplexity"]) == ("2:4", None, None)
-    assert report["linear"]["bytes_fraction_of_dense"] < 0.42 and report["dtype"] == "bf16"
+    assert report["compressed"]["bytes_fraction_of_dense"] < 0.42 and report["dtype"] == "bf16"
     model, _ = load_pretrained(tmp_path / "small")
-    for name in linear_weights(model):
+    for name in layer_weights(model):
         assert ((model.get_parameter(name).reshape(-1, 4) != 0).sum(1) <= 2).all()
 
 
 def test_codes_of_four_bits_of_all_weights(tmp_path):
     assert run(tmp_path / "small", "--method", "none", "--format", "groups", "--bits", "4") == 0
     report = json.loads((tmp_path / "small/compression.json").read_text())
-    assert {tensor["form"] for tensor in report["tensors"]} == {"int4"}
-    assert report["linear"]["bytes_fraction_of_dense"] < 0.3 and report["method"] == "none"
+    assert report["compressed"]["forms"].keys() == {"int4"} and report["others"]["forms"].keys() == {"coded", "dense"}
+    assert report["compressed"]["bytes_fraction_of_dense"] < 0.3 and report["method"] == "none"
 
 
 def test_a_compressed_model_can_be_compressed_again(tmp_path):
@@ -162,8 +162,8 @@ def test_a_folder_with_files_is_refused_before_anything_is_loaded(tmp_path, caps
 def test_weights_that_gain_nothing_stay_dense(tmp_path, capsys):
     assert run(tmp_path / "small", "--method", "none", "--format", "bitmap") == 0
     report = json.loads((tmp_path / "small/compression.json").read_text())
-    assert {tensor["form"] for tensor in report["tensors"]} == {"dense"}
-    assert report["linear"]["bytes_fraction_of_dense"] == 1 and report["bytes_fraction_of_dense"] < 1.01
+    assert report["compressed"]["forms"].keys() == {"dense"}
+    assert report["compressed"]["bytes_fraction_of_dense"] == 1 and report["bytes_fraction_of_dense"] < 1.01
     assert "forms dense (" in capsys.readouterr().out
 
 

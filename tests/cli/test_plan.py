@@ -61,16 +61,16 @@ def test_a_checkpoints_headers_and_its_config_agree(bare):
 
 def test_compressed_checkpoints_are_planned_with_their_bytes(tmp_path):
     torch = pytest.importorskip("torch")
-    from nearflash.weights.convert import linear_weights, write_model
+    from nearflash.weights.convert import layer_weights, write_model
     from nearflash.weights.pretrained import load_pretrained
 
     model, _ = load_pretrained(str(MODEL), "fp32")
     with torch.no_grad():
         for name, each in model.named_parameters():
-            if name in linear_weights(model):
+            if name in layer_weights(model):
                 each[:, ::2] = 0
     write_model(model, tmp_path / "small", format="bitmap", bits=16, dtype=torch.float16,
-                compressed=linear_weights(model), written=lambda _: None)  # fmt: skip
+                compressed=layer_weights(model), written=lambda _: None)  # fmt: skip
     (tmp_path / "small" / "config.json").write_text((MODEL / "config.json").read_text())
     shape, fraction = model_shape(tmp_path / "small")
     assert shape.parameters == model_shape(MODEL)[0].parameters and 0.5 < fraction < 0.9

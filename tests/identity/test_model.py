@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.identity import ModelIdentity, configuration_digest, tokenizer_digest, weights_digests
 from nearflash.identity.tensors import content_digest, sum_words
-from nearflash.weights.convert import linear_weights, write_model
+from nearflash.weights.convert import layer_weights, write_model
 from nearflash.weights.loading import load
 
 
@@ -257,7 +257,7 @@ class TestWithoutMemory:
         with torch.no_grad():
             for each in model.model.layers.parameters():
                 each[..., ::2] = 0
-        write_model(model, tmp_path, format="bitmap", bits=16, dtype=torch.bfloat16, compressed=linear_weights(model))
+        write_model(model, tmp_path, format="bitmap", bits=16, dtype=torch.bfloat16, compressed=layer_weights(model))
         model.config.save_pretrained(tmp_path)
         with pytest.raises(CommandError, match=r"budget must be \d+ bytes") as error:
             load(LlamaForCausalLM, tmp_path, budget=0)

@@ -11,9 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from nearflash.abi.errors import NonFiniteError, StateError, StorageFullError, UnsupportedError, WeightsError
+from nearflash.abi.errors import NonFiniteError, StateError, StorageFullError, WeightsError
 from nearflash.weights import convert, expand, open_checkpoint
-from nearflash.weights.convert import copy_others, linear_weights, write_model
+from nearflash.weights.convert import copy_others, layer_weights, write_model
 
 SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
 OPTIONS = dict(format="coded-bitmap", bits=16, dtype=torch.float16)
@@ -23,32 +23,34 @@ OPTIONS = dict(format="coded-bitmap", bits=16, dtype=torch.float16)
 def model():
     torch.manual_seed(3)
     made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)).eval()
-    for name in linear_weights(made):
+    for name in layer_weights(made):
         weight = made.get_parameter(name).data
         weight[weight.abs() < weight.abs().median()] = 0
     return made
 
 
-def test_linear_weights_are_those_of_the_decoder_layers(model):
-    names = linear_weights(model)
+def test_layer_weights_are_those_of_the_decoder_layers(model):
+    names = layer_weights(model)
     assert len(names) == 14 and names[0] == "model.layers.0.self_attn.q_proj.weight"
     assert not any("lm_head" in name or "embed" in name or "norm" in name for name in names)
-    with pytest.raises(UnsupportedError, match="decoder layers with linear layers, not GPT2LMHeadModel"):
-        linear_weights(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2)))
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2))
+    assert [name.partition("h.0.")[2] for name in layer_weights(gpt2)] == [
+        "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_tensor_is_there_to_the_bit(model, tmp_path, dtype):
     seen = []
     options = OPTIONS | {"dtype": dtype}
-    size = write_model(model, tmp_path, compressed=linear_weights(model), written=seen.append, **options)
+    size = write_model(model, tmp_path, compressed=layer_weights(model), written=seen.append, **options)
     assert size == (tmp_path / "model.safetensors").stat().st_size
     found, state = open_checkpoint(tmp_path), model.state_dict()
     assert found.keys() == state.keys() - {"lm_head.weight"}  # which is tied to the embedding
     assert {each.name for each in seen} == found.keys()
     for each in seen:
         tensor, expected = found[each.name], state[each.name].to(dtype)
-        assert tensor.form == each.form == ("bitmap" if each.name in linear_weights(model) else "dense")
+        assert tensor.form == each.form == ("bitmap" if each.name in layer_weights(model) else "dense")
         assert each.elements == expected.numel() and each.values == torch.count_nonzero(expected)
         assert each.dense_bytes == expected.nbytes and each.stored_bytes == tensor.stored_bytes
         values = torch.from_numpy(np.ascontiguousarray(expand(tensor))).view(dtype)
@@ -56,7 +58,7 @@ def test_every_tensor_is_there_to_the_bit(model, tmp_path, dtype):
 
 
 def test_other_programs_read_what_is_not_compressed(model, tmp_path):
-    write_model(model, tmp_path, compressed=linear_weights(model), metadata={"made_by": "a test"}, **OPTIONS)
+    write_model(model, tmp_path, compressed=layer_weights(model), metadata={"made_by": "a test"}, **OPTIONS)
     found = load_file(tmp_path / "model.safetensors")
     embedding = model.state_dict()["model.embed_tokens.weight"].half()
     assert torch.equal(found["model.embed_tokens.weight"], embedding)
@@ -65,9 +67,9 @@ def test_other_programs_read_what_is_not_compressed(model, tmp_path):
 
 def test_several_files_have_an_index(model, tmp_path, monkeypatch):
     one, many = tmp_path / "one", tmp_path / "many"
-    write_model(model, one, compressed=linear_weights(model), **OPTIONS)
+    write_model(model, one, compressed=layer_weights(model), **OPTIONS)
     monkeypatch.setattr(convert, "SHARD_BYTES", 40_000)
-    size = write_model(model, many, compressed=linear_weights(model), **OPTIONS)
+    size = write_model(model, many, compressed=layer_weights(model), **OPTIONS)
     files = sorted(many.glob("*.safetensors"))
     assert len(files) > 2 and files[-1].name == f"model-{len(files):05d}-of-{len(files):05d}.safetensors"
     assert size == sum(file.stat().st_size for file in files)
@@ -93,9 +95,9 @@ def test_nothing_is_left_after_an_error(model, tmp_path, existed, monkeypatch):
     if existed:
         folder.mkdir()
     with pytest.raises(NonFiniteError, match=r"tensor 'model.layers.1.mlp.down_proj.weight' must be finite in .*16"):
-        write_model(model, folder, compressed=linear_weights(model), **OPTIONS)
+        write_model(model, folder, compressed=layer_weights(model), **OPTIONS)
     assert folder.exists() == existed and not (existed and list(folder.iterdir()))
-    write_model(model, folder, compressed=linear_weights(model), **OPTIONS | {"dtype": torch.bfloat16})
+    write_model(model, folder, compressed=layer_weights(model), **OPTIONS | {"dtype": torch.bfloat16})
 
 
 def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
@@ -104,7 +106,7 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(convert, "write_file", full)
     with pytest.raises(StorageFullError):
-        write_model(model, tmp_path / "new", compressed=linear_weights(model), **OPTIONS)
+        write_model(model, tmp_path / "new", compressed=layer_weights(model), **OPTIONS)
     assert not (tmp_path / "new").exists()
 
 
@@ -139,7 +141,7 @@ def test_a_copied_file_is_the_users_alone(model, tmp_path):
 def test_files_of_two_runs_are_of_two_checkpoints(model, tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "SHARD_BYTES", 40_000)
     for name in ("one", "two"):
-        write_model(model, tmp_path / name, compressed=linear_weights(model), **OPTIONS)
+        write_model(model, tmp_path / name, compressed=layer_weights(model), **OPTIONS)
     first = next((tmp_path / "two").glob("model-00001*"))
     first.replace(tmp_path / "one" / first.name)
     with pytest.raises(WeightsError, match="must be of the checkpoint"):

@@ -10,6 +10,7 @@ from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.verify.fixtures.files import rot
 from nearflash.weights import compress_tensor, open_checkpoint, write_file
 from nearflash.weights.compress import dense_tensor
+from nearflash.weights.convert import layer_weights, write_model
 from nearflash.weights.loading import load
 from nearflash.weights.weights_map import WeightsMap
 
@@ -22,9 +23,11 @@ CONFIGS = {
 }
 
 
-def made(name):
+def made(name, **options):
     torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.bfloat16).eval()
+    config = CONFIGS[name]()
+    config.update(options)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     for each in model.modules():
         if isinstance(each, torch.nn.Linear) and each is not model.lm_head:
             weight = each.weight.data
@@ -89,6 +92,19 @@ def test_every_budget_gives_the_same_logits(model_and_folder):
         for _ in range(3):
             assert torch.equal(logits(loaded), expected)
     assert residents[0] == residents[2] < residents[3] < residents[-1] == len(list(model.parameters()))
+
+
+def test_a_budget_with_everything_compressed(tmp_path):
+    """A compressed embedding that the head is tied to had no memory in the head."""
+    model = made("llama", tie_word_embeddings=True)
+    write_model(model, tmp_path, format="coded", bits=16, dtype=torch.bfloat16, compressed=layer_weights(model),
+                lossless=True)  # fmt: skip
+    model.config.save_pretrained(tmp_path)
+    assert open_checkpoint(tmp_path)["model.embed_tokens.weight"].form == "coded"
+    least = smallest_budget(tmp_path)
+    for budget in (least, 2 * least):
+        loaded = load(transformers.AutoModelForCausalLM, tmp_path, budget=budget)
+        assert torch.equal(logits(loaded), logits(model))
 
 
 def test_generation_with_layers_on_disk(model_and_folder):

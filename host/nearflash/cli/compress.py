@@ -1,4 +1,4 @@
-"""`nearflash compress`: prune a model's linear layers, or take them as they are, and write them compressed."""
+"""`nearflash compress`: prune a model's matrices, or take its weights as they are, and write them compressed."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import math
 import secrets
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,13 +21,11 @@ from nearflash.weights.parts import REPORT, REPORT_NAME, part_digests
 __all__ = ["compress"]
 
 _METHODS = ("wanda", "sparsegpt", "magnitude", "none")
-_MOST_OF_A_MODEL = 0.5
-"""The summary states where linear layers, which alone are compressed, are a smaller part."""
 _EXAMPLES = """examples:
   Prune half of the weights by Wanda, calibrated on texts, and write them losslessly:
     nearflash compress DIR --texts book.txt manual.txt -o SMALL
-  Weights that are pruned already:
-    nearflash compress DIR --method none -o SMALL
+  All weights as they are, losslessly, one tensor in memory at a time; pruned elsewhere or not:
+    nearflash compress DIR --lossless -o SMALL
   2:4 by SparseGPT, quantised to 8 bits:
     nearflash compress DIR --method sparsegpt --pattern 2:4 --bits 8 --texts book.txt -o SMALL
   4-bit codes of all weights, none pruned:
@@ -43,8 +42,8 @@ def compress(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "compress",
         epilog=_EXAMPLES,
-        description="Write a model to a new folder with the weights of its decoder layers' linear layers compressed:\n"
-        "each in the smallest of the forms asked for. Everything else stays as it is, but for its dtype.",
+        description="Write a model to a new folder with its weights compressed: the matrices of its decoder layers,\n"
+        "experts' too, pruned and in the smallest of the forms asked for; all others, as embeddings, losslessly.",
     )
     add = parser.add_argument
     add("model", metavar="MODEL",
@@ -52,6 +51,8 @@ def compress(subparsers: Any) -> None:
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="Write to this new or empty folder.")
     add("--method", choices=_METHODS, default=_METHODS[0],
         help="Prune by Wanda, SparseGPT or magnitude, or not (default: %(default)s).")  # fmt: skip
+    add("--lossless", action="store_true",
+        help="Take every weight as it is stored, to the bit: --method none --bits 16 --format coded.")  # fmt: skip
     add("--sparsity", type=float, default=0.5, metavar="F",
         help="Prune this share of each row (default: %(default)s).")  # fmt: skip
     add("--pattern", type=_pattern, metavar="N:M", help="Keep N of each M weights of a row, instead of --sparsity.")
@@ -81,66 +82,127 @@ def _pattern(text: str) -> tuple[int, int]:
 
 
 def _compress(arguments: argparse.Namespace) -> int:
-    if arguments.method in ("wanda", "sparsegpt") and not arguments.texts:
-        raise CommandError(f"texts must be given for the method {arguments.method}: --texts FILE …")
-    if arguments.format is None:
-        unpruned = arguments.method == "none" and arguments.bits == BITS[0]
-        arguments.format = "coded" if unpruned else FORMATS[0]
-    if arguments.format == "groups" and arguments.bits == 16:
-        raise CommandError("bits must be 8 or 4 with the format groups: --bits 8")
-    if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
-        raise CommandError(f"output must be a new or an empty folder, not {str(arguments.output)!r}")
+    _check_options(arguments)
 
-    from nearflash.weights.convert import copy_others, linear_weights, write_model
-    from nearflash.weights.perplexity import hold_out, perplexity, windows
-    from nearflash.weights.pretrained import DTYPES, load_pretrained, own_dtype, silent_transformers, token_ids
+    from nearflash.weights.pretrained import load_pretrained, silent_transformers
 
     with nullcontext() if arguments.verbose else silent_transformers():
-        dtype = arguments.dtype or own_dtype(arguments.model)
-        model, tokenizer = load_pretrained(
-            arguments.model, arguments.compute, verbose=arguments.verbose, adapter="merged", quantized=False
-        )
-        names = linear_weights(model)
-        model.to(arguments.device).requires_grad_(False)
-        calibration, others = None, None
-        if arguments.texts:
-            texts = (token_ids(tokenizer, file) for file in arguments.texts)
-            calibration, others = hold_out(windows(texts, arguments.tokens), arguments.windows)
-        before = None if others is None else _perplexity(perplexity, model, others)
-        if arguments.method != "none":
-            _prune(model, calibration, arguments, names)
-        written: list[Any] = []
-        progress = _Progress("written", sum(1 for _ in model.state_dict()))
-
-        def note(tensor: Any) -> None:
-            written.append(tensor)
-            progress.advance(tensor.name)
-
-        name = secrets.token_hex(16)
-        size_bytes = write_model(model, arguments.output, format=arguments.format, bits=arguments.bits,
-                                 dtype=DTYPES[dtype], compressed=names, metadata={REPORT_NAME: name},
-                                 written=note)  # fmt: skip
-        copy_others(model, tokenizer, Path(arguments.model), arguments.output)
-        report = {REPORT_NAME: name, **_report(arguments, dtype, written, set(names), size_bytes)}
+        report, others = (_write_as_stored if _is_taken_as_stored(arguments) else _write_model)(arguments)
         report["parts"] = part_digests(arguments.output)
         _keep(report, arguments.output)
         if others is not None:
-            del model
             small, _ = load_pretrained(arguments.output, arguments.compute)
-            after = _perplexity(perplexity, small.to(arguments.device), others)
-            report["perplexity"] = {"before": before, "after": after}
+            report["perplexity"]["after"] = _measure(small, others, arguments)
             _keep(report, arguments.output)
     _print(arguments.output, report)
     return 0
 
 
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Raise CommandError for options that contradict each other; choose the format where none is given."""
+    if arguments.lossless:
+        chosen = {"method": "none", "bits": BITS[0], "format": "coded"}
+        unset = {"method": _METHODS[0], "bits": BITS[0], "format": None}
+        if clash := [name for name, value in chosen.items() if getattr(arguments, name) not in (value, unset[name])]:
+            raise CommandError(f"--lossless must be without another {' or '.join(clash)}")
+        vars(arguments).update(chosen)
+    if arguments.method in ("wanda", "sparsegpt") and not arguments.texts:
+        raise CommandError(f"texts must be given for the method {arguments.method}: --texts FILE …")
+    if arguments.format is None:
+        unpruned = arguments.method == "none" and arguments.bits == BITS[0]
+        arguments.format = "coded" if unpruned else FORMATS[0]
+    if arguments.format == "groups" and arguments.bits == BITS[0]:
+        raise CommandError("bits must be 8 or 4 with the format groups: --bits 8")
+    if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
+        raise CommandError(f"output must be a new or an empty folder, not {str(arguments.output)!r}")
+
+
+def _is_taken_as_stored(arguments: argparse.Namespace) -> bool:
+    """Whether the checkpoint is taken tensor by tensor: nothing is computed, and it is one of safetensors."""
+    from nearflash.weights.checkpoint import INDEX, SINGLE
+    from nearflash.weights.folder import SMOLLM2, open_folder
+
+    if arguments.format != "coded" or arguments.method != "none" or arguments.model == SMOLLM2:
+        return False
+    folder = open_folder(arguments.model, adapters=True)
+    return not folder.has_adapter and any((folder.path / name).is_file() for name in (SINGLE, INDEX))
+
+
+def _write_as_stored(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+    """Write a checkpoint's tensors coded, a few in memory at a time. The report, and windows to measure the loss on."""
+    from nearflash.weights.checkpoint import open_checkpoint
+    from nearflash.weights.convert import copy_others, write_checkpoint
+    from nearflash.weights.empty import empty_model, find_dtype
+    from nearflash.weights.folder import open_folder
+    from nearflash.weights.pretrained import DTYPES, load_pretrained, load_tokenizer, own_dtype
+    from nearflash.weights.sources import sources_of
+
+    folder = open_folder(arguments.model)
+    tensors = open_checkpoint(folder.path)
+    sources_of(empty_model(folder, tensors), tensors)  # raises where they are not this model's
+    dtype = arguments.dtype
+    if dtype is None and find_dtype(tensors) not in (DTYPES["fp16"], DTYPES["bf16"]):
+        dtype = own_dtype(arguments.model)
+    others = before = None
+    if arguments.texts:
+        _, others = _read_windows(load_tokenizer(arguments.model), arguments)
+        before = _measure(load_pretrained(arguments.model, arguments.compute)[0], others, arguments)
+    report = _Report(len(tensors))
+    size_bytes = write_checkpoint(tensors, arguments.output, dtype=DTYPES.get(dtype), metadata=report.metadata,
+                                  written=report.add)  # fmt: skip
+    copy_others(None, None, folder.path, arguments.output)
+    return report.finish(arguments, dtype or _name_dtype(find_dtype(tensors)), size_bytes, before), others
+
+
+def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+    """Prune a model and write it. The report, and windows to measure the loss on, where there are texts."""
+    from nearflash.weights.convert import copy_others, layer_weights, write_model
+    from nearflash.weights.pretrained import DTYPES, load_pretrained, own_dtype
+
+    dtype = arguments.dtype or own_dtype(arguments.model)
+    model, tokenizer = load_pretrained(
+        arguments.model, arguments.compute, verbose=arguments.verbose, adapter="merged", quantized=False
+    )
+    names = layer_weights(model)
+    model.to(arguments.device).requires_grad_(False)
+    calibration = others = before = None
+    if arguments.texts:
+        calibration, others = _read_windows(tokenizer, arguments)
+        before = _measure(model, others, arguments)
+    if arguments.method != "none":
+        _prune(model, calibration, arguments, names)
+    report = _Report(len(model.state_dict()))
+    size_bytes = write_model(model, arguments.output, format=arguments.format, bits=arguments.bits,
+                             dtype=DTYPES[dtype], compressed=names, lossless=True, metadata=report.metadata,
+                             written=report.add)  # fmt: skip
+    copy_others(model, tokenizer, Path(arguments.model), arguments.output)
+    return report.finish(arguments, dtype, size_bytes, before), others
+
+
+def _name_dtype(dtype: Any) -> str:
+    from nearflash.weights.pretrained import DTYPES
+
+    return next(name for name, each in DTYPES.items() if each == dtype)
+
+
+def _read_windows(tokenizer: Any, arguments: argparse.Namespace) -> Any:
+    """Windows of the texts' tokens to calibrate on, and others."""
+    from nearflash.weights.perplexity import hold_out, windows
+    from nearflash.weights.pretrained import token_ids
+
+    texts = (token_ids(tokenizer, file) for file in arguments.texts)
+    return hold_out(windows(texts, arguments.tokens), arguments.windows)
+
+
+def _measure(model: Any, tokens: Any, arguments: argparse.Namespace) -> float:
+    from nearflash.weights.perplexity import perplexity
+
+    print(f"perplexity on {tokens.shape[0]} windows of {tokens.shape[1]} tokens", file=sys.stderr, flush=True)
+    return float(perplexity(model.to(arguments.device), tokens))
+
+
 def _keep(report: dict[str, Any], folder: Path) -> None:
     write_durably(folder / REPORT, json.dumps(report, indent=1) + "\n")
-
-
-def _perplexity(measure: Any, model: Any, tokens: Any) -> float:
-    print(f"perplexity on {tokens.shape[0]} windows of {tokens.shape[1]} tokens", file=sys.stderr, flush=True)
-    return float(measure(model, tokens))
 
 
 def _prune(model: Any, calibration: Any, arguments: argparse.Namespace, names: list[str]) -> None:
@@ -171,63 +233,81 @@ class _Progress:
             print(text, file=sys.stderr, flush=True)
 
 
-def _report(
-    arguments: argparse.Namespace, dtype: str, tensors: list[Any], linear: set[str], size_bytes: int,
-) -> dict[str, Any]:  # fmt: skip
-    inner = [tensor for tensor in tensors if tensor.name in linear]
-    pattern = ":".join(map(str, arguments.pattern)) if arguments.pattern else None
-    pruned = arguments.method != "none"
+class _Report:
+    """The report of a compression, tensor by tensor, and in sum."""
+
+    def __init__(self, count: int) -> None:
+        self._tensors: list[Any] = []
+        self._progress = _Progress("written", count)
+        self._name = secrets.token_hex(16)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The name that binds the weights' files to this report."""
+        return {REPORT_NAME: self._name}
+
+    def add(self, tensor: Any) -> None:
+        """One more was written."""
+        self._tensors.append(tensor)
+        self._progress.advance(tensor.name)
+
+    def finish(
+        self, arguments: argparse.Namespace, dtype: str, size_bytes: int, before: float | None
+    ) -> dict[str, Any]:
+        """The report: of the whole model, of what was to be compressed as the options say, and of the rest."""
+        total = sum(tensor.dense_bytes for tensor in self._tensors)
+        pattern = ":".join(map(str, arguments.pattern)) if arguments.pattern else None
+        pruned = arguments.method != "none"
+        return {
+            **self.metadata,
+            "model": str(arguments.model),
+            "method": arguments.method,
+            "sparsity": arguments.sparsity if pruned and not pattern else None,
+            "pattern": pattern if pruned else None,
+            "format": arguments.format,
+            "bits": arguments.bits,
+            "dtype": dtype,
+            "bytes": size_bytes,
+            "bytes_fraction_of_dense": size_bytes / total,
+            "compressed": _sum_up([tensor for tensor in self._tensors if tensor.is_chosen], total),
+            "others": _sum_up([tensor for tensor in self._tensors if not tensor.is_chosen], total),
+            "perplexity": None if before is None else {"before": before, "after": None},
+            "tensors": [
+                {"name": tensor.name, "form": tensor.form, "density": tensor.values / max(tensor.elements, 1),
+                 "bytes_fraction_of_dense": tensor.stored_bytes / max(tensor.dense_bytes, 1)}
+                for tensor in self._tensors
+            ],
+        }  # fmt: skip
+
+
+def _sum_up(tensors: list[Any], total: int) -> dict[str, Any]:
+    """Sums over tensors: bytes as a share of their dense ones, those as a share of the model's, density, forms."""
+    dense = sum(tensor.dense_bytes for tensor in tensors)
+    stored = sum(tensor.stored_bytes for tensor in tensors)
     return {
-        "model": str(arguments.model),
-        "method": arguments.method,
-        "sparsity": arguments.sparsity if pruned and not pattern else None,
-        "pattern": pattern if pruned else None,
-        "format": arguments.format,
-        "bits": arguments.bits,
-        "dtype": dtype,
-        "bytes": size_bytes,
-        "bytes_fraction_of_dense": size_bytes / sum(tensor.dense_bytes for tensor in tensors),
-        "linear": {
-            "bytes": sum(tensor.stored_bytes for tensor in inner),
-            "bytes_fraction_of_dense": _fraction(inner, "stored_bytes", "dense_bytes"),
-            "density": _fraction(inner, "values", "elements"),
-            "fraction_of_dense_model": sum(t.dense_bytes for t in inner) / sum(t.dense_bytes for t in tensors),
-        },
-        "perplexity": None,
-        "tensors": [
-            {"name": tensor.name, "form": tensor.form, "density": tensor.values / max(tensor.elements, 1),
-             "bytes_fraction_of_dense": tensor.stored_bytes / max(tensor.dense_bytes, 1)}
-            for tensor in inner
-        ],
-    }  # fmt: skip
-
-
-def _fraction(tensors: list[Any], part: str, total: str) -> float:
-    return float(sum(getattr(tensor, part) for tensor in tensors) / sum(getattr(tensor, total) for tensor in tensors))
+        "bytes": stored,
+        "bytes_fraction_of_dense": stored / max(dense, 1),
+        "density": sum(tensor.values for tensor in tensors) / max(sum(tensor.elements for tensor in tensors), 1),
+        "fraction_of_dense_model": dense / max(total, 1),
+        "forms": dict(sorted(Counter(tensor.form for tensor in tensors).items())),
+    }
 
 
 def _print(folder: Path, report: dict[str, Any]) -> None:
-    linear = report["linear"]
     fraction = report["bytes_fraction_of_dense"]
     print(f"{folder}: {report['bytes'] / 1e6:.1f} MB, {fraction:.3f} of the model in dense {report['dtype']}")
-    print(
-        f"linear layers: {linear['bytes_fraction_of_dense']:.3f} of their dense bytes, "
-        f"{linear['density']:.3f} of their weights not zero, forms {_forms(report['tensors'])}"
-    )
-    if linear["fraction_of_dense_model"] < _MOST_OF_A_MODEL:
-        print(
-            f"but linear layers are {linear['fraction_of_dense_model']:.3f} of the model: the rest, as embeddings and "
-            "the experts of a mixture, is not compressed"
-        )
+    for what, name in (("compressed", "as asked for"), ("others", "all others, losslessly")):
+        part = report[what]
+        if part["bytes"]:
+            forms = ", ".join(f"{form} ({count})" for form, count in part["forms"].items())
+            print(
+                f"{part['fraction_of_dense_model']:.3f} of the model {name}: {part['bytes_fraction_of_dense']:.3f} of "
+                f"the dense bytes, {part['density']:.3f} of the weights not zero, forms {forms}"
+            )
     if perplexity := report["perplexity"]:
         loss = math.log(perplexity["after"] / perplexity["before"])
         print(
             f"perplexity on held-out windows: {perplexity['before']:.3f} before, {perplexity['after']:.3f} after "
             f"({loss:+.4f} nats a token)"
         )
-    print(f"of each layer: {folder / REPORT}")
-
-
-def _forms(tensors: list[dict[str, Any]]) -> str:
-    forms = [tensor["form"] for tensor in tensors]
-    return ", ".join(f"{form} ({forms.count(form)})" for form in dict.fromkeys(forms))
+    print(f"of each tensor: {folder / REPORT}")

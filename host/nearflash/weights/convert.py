@@ -1,10 +1,15 @@
-"""A transformers model written as a checkpoint of compressed weights."""
+"""A transformers model, or a checkpoint as it lies, written as a checkpoint of compressed weights."""
 
 import json
+import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +17,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from nearflash.abi.errors import NonFiniteError, StateError
 from nearflash.support.files import copy_durably, read_text
 from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
 from nearflash.weights.compress import compress_tensor, dense_tensor
-from nearflash.weights.file import CHECKPOINT, PackedTensor, write_file
+from nearflash.weights.empty import list_kept_dtypes
+from nearflash.weights.file import CHECKPOINT, PackedTensor, WeightsTensor, write_file
 from nearflash.weights.folder import ADAPTER
-from nearflash.weights.layers import layers_with_linears, linear_layers
+from nearflash.weights.layers import layer_matrices, layers_with_matrices
 from nearflash.weights.parts import REPORT
+from nearflash.weights.sources import read_dense
 from nearflash.weights.weights_map import TORCH_DTYPES
 
-__all__ = ["SHARD_BYTES", "Written", "copy_others", "linear_weights", "write_model"]
+__all__ = ["SHARD_BYTES", "Written", "copy_others", "layer_weights", "write_checkpoint", "write_model"]
 
 SHARD_BYTES = 4 << 30
 """Dense bytes of a file of several."""
@@ -41,14 +49,35 @@ class Written:
     """Elements that are not zero."""
     dense_bytes: int
     stored_bytes: int
+    is_chosen: bool
+    """Whether it is one of those that were to be compressed; others may be coded losslessly beside them."""
 
 
-def linear_weights(model: Any) -> list[str]:
-    """Names of the weights of the linear layers within a model's decoder layers, in the model's order.
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor that is to be written."""
+
+    name: str
+    dtype: torch.dtype
+    """Of the dense tensor."""
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+    format: str
+    """One of FORMATS; "": it stays dense."""
+    bits: int = 16
+    is_chosen: bool = True
+
+    @property
+    def dense_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def layer_weights(model: Any) -> list[str]:
+    """Names, in the model's order, of the matrices within a model's decoder layers: of linear layers, and of experts.
 
     Raises UnsupportedError where there are none.
     """
-    return [f"{name}.weight" for layer in layers_with_linears(model) for name in linear_layers(model, layer)]
+    return [name for layer in layers_with_matrices(model) for name in layer_matrices(model, layer)]
 
 
 def write_model(
@@ -59,21 +88,70 @@ def write_model(
     bits: int,
     dtype: torch.dtype,
     compressed: Collection[str],
+    lossless: bool = False,
     metadata: Mapping[str, str] | None = None,
     written: Callable[[Written], None] = lambda _: None,
 ) -> int:
     """Write a model's tensors to a new folder: those named in `compressed` in a form of compress_tensor; returns bytes.
 
-    dtype: fp16 or bf16, of all floating-point tensors that are written. Several files, with their index, where they are
-    large. `written` is told of each tensor. Raises StateError where the folder has something in it, NonFiniteError
-    where a finite weight is infinite in `dtype`, and what `compress_tensor` raises; nothing is left then.
+    They have the names and shapes that transformers saves them with: experts that it fused as it loaded them are apart.
+    dtype: fp16 or bf16, of the floating-point tensors but for those that transformers keeps in fp32. lossless: whether
+    other matrices, as embeddings, are coded. Several files, with their index, where they are large. `written` is told
+    of each tensor. Raises StateError where the folder has something in it, NonFiniteError where a finite weight is
+    infinite in `dtype`, and what `compress_tensor` raises; nothing is left then.
     """
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    kept, names = list_kept_dtypes(model, dtype, state), frozenset(compressed)
+    groups: dict[tuple[bool, torch.dtype], dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        own = kept.get(name, dtype) if tensor.is_floating_point() else tensor.dtype
+        groups.setdefault((name in names, own), {})[name] = tensor
+    entries = []
+    for (chosen, own), group in groups.items():
+        coded = _lossless_format(own) if lossless else ""
+        how = (format, bits, True) if chosen else (coded, 16, False)
+        for name, tensor in revert_weight_conversion(model, group).items():
+            entries.append(_Entry(name, own, tuple(tensor.shape), partial(Tensor.detach, tensor), *how))
+    return _write_folder(entries, folder, metadata or {}, written)
+
+
+def write_checkpoint(
+    tensors: Mapping[str, WeightsTensor],
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    metadata: Mapping[str, str] | None = None,
+    written: Callable[[Written], None] = lambda _: None,
+) -> int:
+    """Write a checkpoint's tensors to a new folder, losslessly coded, one after another; returns bytes.
+
+    Names, shapes and dtypes are the checkpoint's; dtype: fp16 or bf16, which floating-point tensors become instead.
+    Raises as `write_model` does, and WeightsError for damaged tensors.
+    """
+    entries = []
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TORCH_DTYPES:
+            raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
+        own = TORCH_DTYPES[tensor.dtype]
+        own = dtype if dtype and own.is_floating_point else own
+        entries.append(_Entry(name, own, tensor.shape, partial(read_dense, tensor), _lossless_format(own)))
+    return _write_folder(entries, folder, metadata or {}, written)
+
+
+def _lossless_format(dtype: torch.dtype) -> str:
+    return "coded" if dtype in (torch.float16, torch.bfloat16) else ""
+
+
+def _write_folder(
+    entries: list[_Entry], folder: Path, metadata: Mapping[str, str], written: Callable[[Written], None]
+) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise StateError(f"{folder} must be a new or an empty folder")
     existed = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return _write(model, folder, format, bits, dtype, frozenset(compressed), metadata or {}, written)
+        return _write(entries, folder, metadata, written)
     except BaseException:
         for path in folder.iterdir():
             path.unlink()
@@ -82,61 +160,71 @@ def write_model(
         raise
 
 
-def _write(
-    model: Any, folder: Path, format: str, bits: int, dtype: torch.dtype, compressed: frozenset[str],
-    metadata: Mapping[str, str], written: Callable[[Written], None],
-) -> int:  # fmt: skip
-    shards = list(_shards(model, dtype, compressed))
+def _write(entries: list[_Entry], folder: Path, metadata: Mapping[str, str], written: Callable[[Written], None]) -> int:
+    shards = list(_shards(entries))
     checkpoint = secrets.token_hex(16)  # files of two runs must not pass for one checkpoint's
     metadata = {**metadata, CHECKPOINT: checkpoint}
     sizes, places = [], {}
-    for number, names in enumerate(shards, 1):
+    for number, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        planned = {name: (_NAMES[_target(tensor, dtype)], tuple(tensor.shape)) for name, tensor in names.items()}
-
-        def pack_all(names: Mapping[str, Tensor] = names) -> Iterator[PackedTensor]:
-            for name, tensor in names.items():
-                stored = _pack(name, tensor, format, bits, dtype, name in compressed)
-                values = int(torch.count_nonzero(tensor))
-                dense_bytes = tensor.numel() * _target(tensor, dtype).itemsize
-                written(Written(name, stored.form, tensor.numel(), values, dense_bytes, len(stored.data)))
-                yield stored
-
-        sizes.append(write_file(folder / file, planned, pack_all(), metadata))
-        places.update(dict.fromkeys(names, file))
+        planned = {entry.name: (_NAMES[entry.dtype], entry.shape) for entry in shard}
+        sizes.append(write_file(folder / file, planned, _pack_all(shard, written), metadata))
+        places.update(dict.fromkeys(planned, file))
     if len(shards) > 1:
         write_index(folder, places, sum(sizes), checkpoint)
     return sum(sizes)
 
 
-def _shards(model: Any, dtype: torch.dtype, compressed: frozenset[str]) -> Iterator[dict[str, Tensor]]:
-    """Tensors of each file, the compressed ones first: they are whole blocks, and begin at multiples of 64 so."""
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    shard: dict[str, Tensor] = {}
+def _shards(entries: list[_Entry]) -> Iterator[list[_Entry]]:
+    """Entries of each file, the compressed ones first: they are whole blocks, and begin at multiples of 64 so."""
+    shard: list[_Entry] = []
     size = 0
-    for name, tensor in state.items():
-        size_bytes = tensor.numel() * _target(tensor, dtype).itemsize
-        if shard and size + size_bytes > SHARD_BYTES:
-            yield dict(sorted(shard.items(), key=lambda item: item[0] not in compressed))
-            shard, size = {}, 0
-        shard[name], size = tensor, size + size_bytes
-    yield dict(sorted(shard.items(), key=lambda item: item[0] not in compressed))
+    for entry in entries:
+        if shard and size + entry.dense_bytes > SHARD_BYTES:
+            yield sorted(shard, key=lambda each: not each.format)
+            shard, size = [], 0
+        shard.append(entry)
+        size += entry.dense_bytes
+    yield sorted(shard, key=lambda each: not each.format)
 
 
-def _target(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    return dtype if tensor.is_floating_point() else tensor.dtype
+def _pack_all(shard: list[_Entry], written: Callable[[Written], None]) -> Iterator[PackedTensor]:
+    """The entries packed, in order, by as many threads as there are processors, few of them ahead."""
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[tuple[PackedTensor, Written]]] = deque()
+        try:
+            for entry in shard:
+                if len(waiting) > threads:
+                    yield _note(waiting.popleft().result(), written)
+                waiting.append(pool.submit(_pack, entry))
+            while waiting:
+                yield _note(waiting.popleft().result(), written)
+        finally:
+            for job in waiting:
+                job.cancel()
 
 
-def _pack(name: str, tensor: Tensor, format: str, bits: int, dtype: torch.dtype, compressed: bool) -> PackedTensor:
-    narrow = tensor.detach().to("cpu", _target(tensor, dtype)).contiguous()
+def _note(packed: tuple[PackedTensor, Written], written: Callable[[Written], None]) -> PackedTensor:
+    written(packed[1])
+    return packed[0]
+
+
+def _pack(entry: _Entry) -> tuple[PackedTensor, Written]:
+    """An entry packed, and what came of it."""
+    tensor = entry.read()
+    narrow = tensor.to("cpu", entry.dtype).contiguous()
     if narrow.is_floating_point() and not torch.equal(narrow.isfinite(), tensor.isfinite().cpu()):
-        raise NonFiniteError(f"tensor {name!r} must be finite in {dtype}: choose bf16")
+        raise NonFiniteError(f"tensor {entry.name!r} must be finite in {entry.dtype}: choose bf16")
     data: NDArray[np.uint8] = narrow.view(-1).view(torch.uint8).numpy()
-    if not compressed:
-        return dense_tensor(name, _NAMES[narrow.dtype], tuple(narrow.shape), data)
-    values = data.view(np.float16 if dtype == torch.float16 else np.uint16).reshape(narrow.shape)
-    return compress_tensor(name, values, format, bits)
+    if entry.format and narrow.ndim > 1:
+        matrix = data.view(np.float16 if narrow.dtype == torch.float16 else np.uint16).reshape(entry.shape)
+        packed = compress_tensor(entry.name, matrix, entry.format, entry.bits)
+    else:
+        packed = dense_tensor(entry.name, _NAMES[narrow.dtype], entry.shape, data)
+    values = int(torch.count_nonzero(tensor))
+    return packed, Written(entry.name, packed.form, tensor.numel(), values, entry.dense_bytes, len(packed.data),
+                           entry.is_chosen)  # fmt: skip
 
 
 def copy_others(model: Any, tokenizer: Any, source: Path, folder: Path) -> None:

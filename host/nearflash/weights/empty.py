@@ -1,6 +1,6 @@
 """transformers models without memory for their parameters, and their settings of generation, from a folder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import CONFIG, ModelFolder
 from nearflash.weights.weights_map import TORCH_DTYPES
 
-__all__ = ["empty_model", "find_dtype", "generation_config_of", "load_config", "name_errors"]
+__all__ = ["empty_model", "find_dtype", "generation_config_of", "list_kept_dtypes", "load_config", "name_errors"]
 
 _SETTINGS = "generation_config.json"
 _SHARED_LAYERS = 256
@@ -43,16 +43,23 @@ def empty_model(
     build = getattr(model_class, "from_config", None) or model_class._from_config
     with name_errors(folder.path, CONFIG), init_empty_weights(include_buffers=False):
         model = build(config, dtype=dtype)
-    if plan := model._get_dtype_plan(dtype):
-        pattern, names, _ = build_glob_alternation(list(plan))
-        for name, parameter in model.named_parameters():
-            if match := pattern.search(name):
-                parameter.data = parameter.data.to(plan[names[str(match.lastgroup)]])
+    parameters = dict(model.named_parameters())
+    for name, kept in list_kept_dtypes(model, dtype, parameters).items():
+        parameters[name].data = parameters[name].data.to(kept)
     if model.can_generate():
         model.generation_config = generation_config_of(folder.path)
     with name_errors(folder.path, CONFIG):
         model.tie_weights()
     return model.eval()
+
+
+def list_kept_dtypes(model: Any, dtype: torch.dtype, names: Iterable[str]) -> dict[str, torch.dtype]:
+    """The dtypes of those parameters, by name, that transformers keeps in another one than `dtype`."""
+    plan = model._get_dtype_plan(dtype)
+    if not plan:
+        return {}
+    pattern, keys, _ = build_glob_alternation(list(plan))
+    return {name: plan[keys[str(match.lastgroup)]] for name in names if (match := pattern.search(name))}
 
 
 def load_config(folder: ModelFolder, *, causal: bool = True) -> Any:

@@ -38,9 +38,9 @@ def load(
 
     model_class: AutoModelForCausalLM, or any of transformers' model classes.
     budget: bytes of memory that its weights may take; None: as many as there are. Within it come, in this order, what
-    is not compressed; memory to read, expand and prefetch in; the compressed tensors as they are stored; and dense ones
-    in place of them, from the first layer on. Compressed tensors beyond it stay on disk, and each is read when its turn
-    comes near.
+    is not compressed, or is tied; memory to read, expand and prefetch in; the compressed tensors as they are stored;
+    and dense ones in place of them, from the first layer on. Compressed tensors beyond it stay on disk, and each is
+    read when its turn comes near.
     device: `cpu`, or `cuda` for torch's GPU.
     prefetch_bytes: dense tensors that are expanded before their turn; None: those of a layer, about.
     dtype: what it computes in; None: what most of the checkpoint is stored in.
@@ -58,7 +58,9 @@ def load(
     tensors = open_checkpoint(folder.path)
     model = empty_model(folder, tensors, dtype, model_class)
     sources = sources_of(model, tensors)
-    placed = _place(sources, budget, prefetch_bytes)
+    placed = _place(
+        sources, budget, prefetch_bytes, set((getattr(model, "all_tied_weights_keys", None) or {}).values())
+    )
     direct = {name: source.pieces[0].tensor for name, source in sources.items() if source.is_one_tensor}
     with WeightsMap({n: tensor for n, tensor in direct.items() if n not in placed.offloaded}, device=device) as weights:
         for name, value in weights.items():
@@ -132,11 +134,11 @@ class _Placed:
     prefetch_bytes: int
 
 
-def _place(sources: Mapping[str, Source], budget: int | None, prefetch_bytes: int | None) -> _Placed:
-    """As `load` describes it. Raises CommandError."""
+def _place(sources: Mapping[str, Source], budget: int | None, prefetch_bytes: int | None, shared: set[str]) -> _Placed:
+    """As `load` describes it. shared: names of parameters that several modules have. Raises CommandError."""
     if budget is None:
         return _Placed({}, set(), 0)
-    fixed = {_owner(name) for name, source in sources.items() if not source.is_one_tensor}
+    fixed = {_owner(name) for name, source in sources.items() if not source.is_one_tensor or name in shared}
     movable = {name: source.pieces[0].tensor for name, source in sources.items() if _owner(name) not in fixed}
     packed = {name: tensor for name, tensor in movable.items() if tensor.form != "dense"}
     largest = max((tensor.dense_bytes for tensor in packed.values()), default=0)

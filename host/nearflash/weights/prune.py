@@ -1,4 +1,4 @@
-"""Weights of a model's linear layers pruned: by magnitude, by Wanda, by SparseGPT; unstructured or n of m.
+"""Weights of a model's decoder layers pruned: by magnitude, by Wanda, by SparseGPT; unstructured or n of m.
 
 Layer after layer, as the papers do: the inputs of a layer are what the pruned layers before it give.
 Sources: Wanda (arXiv 2306.11695); SparseGPT (arXiv 2301.00774).
@@ -14,21 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from nearflash.abi.errors import CommandError, NonFiniteError
-from nearflash.weights.layers import layers_with_linears, linear_layers
+from nearflash.weights.layers import LayerMatrix, layer_matrices, layers_with_matrices
+from nearflash.weights.products import WatchedProducts
 
 __all__ = ["METHODS", "PrunedLayer", "prune"]
 
 METHODS = ("wanda", "sparsegpt", "magnitude")
+_MATRIX_DIMENSIONS = 2
 _DAMPING, _BLOCK = 0.01, 128
 """Of SparseGPT: share of the mean diagonal that is added to the Hessian, and columns that are chosen at once."""
 
 
 @dataclass(frozen=True)
 class PrunedLayer:
-    """A linear layer that was pruned."""
+    """A weight that was pruned, of a linear layer or of a layer's experts."""
 
     name: str
-    """Of its weight."""
+    """Its parameter's."""
     density: float
     """Share of its elements that are not zero."""
     seconds: float
@@ -60,7 +62,9 @@ def prune(
     sparsity: float = 0.5,
     pattern: tuple[int, int] | None = None,
 ) -> Iterator[PrunedLayer]:
-    """Prune the linear layers of a model's decoder layers, in place, while the iterator is advanced.
+    """Prune the matrices of a model's decoder layers, in place, while the iterator is advanced.
+
+    Those of linear layers, and of each expert, by what comes to it: one that no token comes to, by magnitude.
 
     tokens: int64 (sequences, length), of texts like those the model will see; None will do for `magnitude`.
     method: `wanda` (|W| times the norm of its input), `sparsegpt` (which also updates the weights that stay), or
@@ -71,7 +75,7 @@ def prune(
     Raises CommandError for other options or tokens, UnsupportedError for a model without decoder layers, before
     anything is changed; NonFiniteError while it runs, where activations are not finite.
     """
-    layers = layers_with_linears(model)
+    layers = layers_with_matrices(model)
     layout = _check_options(model, tokens, method, sparsity, pattern, layers)
     return _prune(model, layers, tokens, method, layout)
 
@@ -93,9 +97,9 @@ def _check_options(
     if not 0 < kept < group:
         raise CommandError(f"pattern must be n of m with 0 < n < m, not {kept} of {group}")
     for layer in layers:
-        for name, linear in linear_layers(model, layer).items():
-            if linear.in_features % group:
-                raise CommandError(f"pattern {kept} of {group} must divide the {linear.in_features} inputs of {name}")
+        for name, matrix in layer_matrices(model, layer).items():
+            if matrix.inputs % group:
+                raise CommandError(f"pattern {kept} of {group} must divide the {matrix.inputs} inputs of {name}")
     return _Layout(1 - kept / group, kept, group)
 
 
@@ -105,24 +109,54 @@ def _prune(
     training = model.training
     model.eval()
     try:
-        hidden: list[Tensor] = []
-        given: list[list[dict[str, Any]]] = []
-        if method != "magnitude":
-            assert tokens is not None
-            hidden, given = _capture(model, layers, tokens)
-        for number, layer in enumerate(layers):
-            linears = linear_layers(model, layer)
-            start = time.perf_counter()
-            statistics = _statistics(layer, linears, hidden, [keywords[number] for keywords in given], method)
-            for name, linear in linears.items():
-                with torch.no_grad():
-                    linear.weight.copy_(_new_weight(name, linear.weight, statistics.get(name), method, layout))
-                    density = float(torch.count_nonzero(linear.weight) / linear.weight.numel())
-                yield PrunedLayer(f"{name}.weight", density, time.perf_counter() - start)
+        with _eager_experts(model):
+            hidden: list[Tensor] = []
+            given: list[list[dict[str, Any]]] = []
+            if method != "magnitude":
+                assert tokens is not None
+                hidden, given = _capture(model, layers, tokens)
+            for number, layer in enumerate(layers):
+                matrices = layer_matrices(model, layer)
                 start = time.perf_counter()
-            hidden = [_run(layer, states, keywords[number]) for states, keywords in zip(hidden, given, strict=True)]
+                seen = WatchedProducts(
+                    {name: matrix.weight for name, matrix in matrices.items()}, method == "sparsegpt"
+                )
+                with torch.no_grad(), seen:
+                    for states, keywords in zip(hidden, given, strict=True):
+                        layer(states, **keywords[number])
+                for name, matrix in matrices.items():
+                    density = _prune_matrix(name, matrix, seen, method, layout)
+                    yield PrunedLayer(name, density, time.perf_counter() - start)
+                    start = time.perf_counter()
+                hidden = [_run(layer, states, keywords[number]) for states, keywords in zip(hidden, given, strict=True)]
     finally:
         model.train(training)
+
+
+@contextmanager
+def _eager_experts(model: Any) -> Iterator[None]:
+    """One product for each expert, whose inputs can be told apart, where transformers has a choice."""
+    before = getattr(model.config, "_experts_implementation", None)
+    if before is None or not hasattr(model, "set_experts_implementation"):
+        yield
+        return
+    model.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
+
+
+@torch.no_grad()
+def _prune_matrix(name: str, matrix: LayerMatrix, seen: WatchedProducts, method: str, layout: _Layout) -> float:
+    """Prune a weight in place, of experts each; returns the share of its elements that are not zero."""
+    weight = matrix.weight
+    experts = weight if weight.ndim > _MATRIX_DIMENSIONS else weight[None]
+    transposed = seen.transposed.get(name, matrix.transposed)
+    for number, expert in enumerate(experts):
+        view = expert.T if transposed else expert
+        view.copy_(_new_weight(name, view, seen.sums.get((name, number)), method, layout))
+    return float(torch.count_nonzero(weight) / weight.numel())
 
 
 @torch.no_grad()
@@ -157,42 +191,9 @@ def _run(layer: nn.Module, hidden: Tensor, keywords: dict[str, Any]) -> Tensor:
     return hidden_out
 
 
-def _statistics(
-    layer: nn.Module,
-    linears: dict[str, nn.Linear],
-    hidden: list[Tensor],
-    given: list[dict[str, Any]],
-    method: str,
-) -> dict[str, Tensor]:
-    """For each linear layer, in fp32: sums of squares (inputs,) of its inputs, or with `sparsegpt` of products."""
-    statistics: dict[str, Tensor] = {}
-    with _seeing(linears, statistics, products=method == "sparsegpt"):
-        for states, keywords in zip(hidden, given, strict=True):
-            _run(layer, states, keywords)
-    return statistics
-
-
-@contextmanager
-def _seeing(linears: dict[str, nn.Linear], found: dict[str, Tensor], *, products: bool) -> Iterator[None]:
-    def see(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, positional: tuple[Tensor, ...]) -> None:
-            inputs = positional[0].reshape(-1, positional[0].shape[-1]).float()
-            new = inputs.T @ inputs if products else inputs.square().sum(0)
-            found[name] = found[name] + new if name in found else new
-
-        return hook
-
-    hooks = [linear.register_forward_pre_hook(see(name)) for name, linear in linears.items()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def _new_weight(name: str, weight: Tensor, statistics: Tensor | None, method: str, layout: _Layout) -> Tensor:
     if statistics is not None and not statistics.isfinite().all():
-        raise NonFiniteError(f"inputs of {name} must be finite: compute in bf16 or fp32")
+        raise NonFiniteError(f"inputs of {name.removesuffix('.weight')} must be finite: compute in bf16 or fp32")
     wide = weight.float()
     if statistics is None:  # magnitude, or an expert that no token came to
         return wide.masked_fill(layout.mask(wide.abs()), 0)

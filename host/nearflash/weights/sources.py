@@ -29,7 +29,7 @@ from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import FLOATING
 from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
-__all__ = ["Source", "SourcePiece", "sources_of"]
+__all__ = ["Source", "SourcePiece", "read_dense", "sources_of"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SourcePiece:
         if TORCH_DTYPES.get(self.tensor.dtype) is view.dtype and view.is_contiguous():
             expand(self.tensor, out=view)
         else:
-            view.copy_(_dense(self.tensor))
+            view.copy_(read_dense(self.tensor))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Source:
             for piece in self.pieces:
                 piece.read_into(parameter)
             return
-        parameter.copy_(self._convert([_dense(piece.tensor).to(self.dtype) for piece in self.pieces]))
+        parameter.copy_(self._convert([read_dense(piece.tensor).to(self.dtype) for piece in self.pieces]))
 
     def check(self) -> "Source":
         """Itself. Raises WeightsError where the conversion of its pieces gives another shape than the parameter's."""
@@ -132,7 +132,8 @@ class Source:
         return self.shape[0] if whole or all(piece.place for piece in self.pieces) else 0
 
 
-def _dense(tensor: WeightsTensor) -> Tensor:
+def read_dense(tensor: WeightsTensor) -> Tensor:
+    """A stored tensor, dense, of its own dtype and shape. Raises WeightsError."""
     if tensor.dtype not in TORCH_DTYPES:
         raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
     return torch.from_numpy(expand(tensor)).view(TORCH_DTYPES[tensor.dtype])
@@ -199,7 +200,7 @@ def _follow_ties(model: Any, found: _Found) -> None:
 
 def _are_equal(some: list[tuple[str | None, WeightsTensor]], others: list[tuple[str | None, WeightsTensor]]) -> bool:
     (_, first), (_, other) = some[0], others[0]
-    return first.shape == other.shape and torch.equal(_dense(first).float(), _dense(other).float())
+    return first.shape == other.shape and torch.equal(read_dense(first).float(), read_dense(other).float())
 
 
 def _check_left_over(model: Any, found: _Found, expected: Mapping[str, Tensor]) -> None:

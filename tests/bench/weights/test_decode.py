@@ -32,7 +32,7 @@ def measured(monkeypatch, tmp_path):
             weight[weight.abs() < 0.67] = 0
         yield method
 
-    for name, value in {"load_named": lambda name: (model, None), "linear_weights": lambda model: list(weights),
+    for name, value in {"load_named": lambda name: (model, None), "layer_weights": lambda model: list(weights),
                         "prune": prune, "disk_rate": lambda path: 2.5, "_REPEATS": 2}.items():  # fmt: skip
         monkeypatch.setattr(decode, name, value)
     return lambda formats, dtypes=("fp16",): list(

@@ -27,7 +27,7 @@ from nearflash.device.backends.host.matrix import expand_into
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights import compress_tensor
 from nearflash.weights.coded import expand_coded
-from nearflash.weights.convert import linear_weights
+from nearflash.weights.convert import layer_weights
 from nearflash.weights.expand import ELEMENTS
 from nearflash.weights.file import PackedTensor
 from nearflash.weights.groups import expand_groups
@@ -59,7 +59,7 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
     """
     model, _ = load_named(name)
     model.requires_grad_(False)
-    names = linear_weights(model)
+    names = layer_weights(model)
     beside = {"disk_read_gbps": disk_rate(settings.path)}
     whole = {weight: model.get_parameter(weight).clone() for weight in names}
     for _ in prune(model, None, method="magnitude"):

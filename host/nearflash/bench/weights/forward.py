@@ -22,7 +22,7 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from nearflash.bench.disk import disk_rate, drop, write_back
-from nearflash.weights.convert import linear_weights, write_model
+from nearflash.weights.convert import layer_weights, write_model
 
 __all__ = ["DENSE", "MEDIAN_MAGNITUDE", "LargeModel", "large_model", "measure"]
 
@@ -54,7 +54,7 @@ def large_model(path: Path, shape: dict[str, int] | None = None) -> Iterator[Lar
     torch.manual_seed(0)
     config = OPTConfig(**(shape or SHAPE), dropout=0.0)
     model = OPTForCausalLM._from_config(config, dtype=torch.bfloat16).requires_grad_(False)
-    names = linear_weights(model)
+    names = layer_weights(model)
     for name in names:
         weight = model.get_parameter(name)
         weight[weight.abs() < MEDIAN_MAGNITUDE * weight.float().std()] = 0

@@ -22,7 +22,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.texts import manual_text
 from nearflash.offload.cache.groups import decode, encode
 from nearflash.weights import expand, open_checkpoint
-from nearflash.weights.convert import Written, linear_weights, write_model
+from nearflash.weights.convert import Written, layer_weights, write_model
 from nearflash.weights.perplexity import hold_out, perplexity, windows
 from nearflash.weights.pretrained import DTYPES, load_pretrained, token_ids
 from nearflash.weights.prune import prune
@@ -94,7 +94,7 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
     """A row for each pruning, format and dtype. Perplexities are of weights in fp16, computed in fp32."""
     model, tokenizer = load_named(name)
     model.requires_grad_(False)
-    names = linear_weights(model)
+    names = layer_weights(model)
     dense = {name: model.get_parameter(name).clone() for name in names}
     texts = [token_ids(tokenizer, file) for file in settings.texts]
     texts = texts or [tokenizer(manual_text(), verbose=False)["input_ids"]]
