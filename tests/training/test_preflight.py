@@ -68,6 +68,7 @@ def test_sizes_follow_rule_and_format():
     assert StateSizes(64, SgdStep(1.0, 1)).step_bytes == 64 * 4
     split = StateSizes(64, AdamStep(1.0, 1, state_format=StateFormat.BF16), MasterFormat.SPLIT)
     assert split.step_bytes == 64 * 8  # of which a step reads 64 · 6
+    assert split.file_bytes - StateSizes(64, split.rule).file_bytes == 64 * 4  # the log of weights
 
 
 def test_missing_folder(tmp_path):

@@ -93,19 +93,55 @@ def test_20_steps_and_a_resumption_have_the_bits_of_an_fp32_master(tmp_path, sta
     whole.close()
 
 
-def test_only_the_rest_is_read_from_the_file(tmp_path):
-    """Bytes a parameter of a step: 2 + 4 + 4 read and 2 + 2 + 4 + 4 written with fp32 moments."""
+@pytest.mark.parametrize("options", [{}, {"overlap": "backward"}, {"resident_bytes": 1 << 24, "max_grad_norm": 1.0}],
+                         ids=["step", "backward", "resident"])  # fmt: skip
+def test_few_weights_that_change_have_the_bits_too(tmp_path, options):
+    """At a small rate steps write what changes alone, then all weights again; resumed in between, and undone."""
+    models = make_model(), make_model()
+    for model in models:
+        model.extra = torch.nn.Parameter(torch.randn(20_000, generator=torch.manual_seed(8)).mul(0.1).bfloat16())
+    options |= {"lr": 1e-5, "extent_params": 8192, "state_format": "mx8"}
+    split, whole = (open_optimizer(tmp_path / master, model, master=master, **options)
+                    for master, model in zip(("split", "fp32"), models, strict=True))  # fmt: skip
+    written = []
+    for step in range(24):
+        if step % 5 == 3:
+            split.close()
+            split = open_optimizer(tmp_path / "split", models[0], master="split", resume=True, **options)
+        if step == 14:
+            split.rollback()
+            whole.rollback()
+        before = split.report.traffic.flash_written_bytes
+        torch.manual_seed(step)
+        for mine, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            mine.grad = theirs.grad = torch.randn_like(mine)
+        split.step()
+        whole.step()
+        written.append((split.report.traffic.flash_written_bytes - before) / split.store.manifest.params)
+        assert_same(masters(split), masters(whole))
+        assert_same(words(models[0]), [round_master(p.view(np.float32)) for p in masters(split)])
+    assert sum(1 for bytes_a_param in written if bytes_a_param < 6.5) >= 18 and max(written) > 7.5
+    assert split.store.verify() == []
+    split.close()
+    whole.close()
+
+
+def test_only_the_rest_is_read_and_only_changes_of_weights_are_written(tmp_path):
+    """Bytes a parameter of a step: 2 + 4 + 4 read, with fp32 moments, and as many written and what changes; a block at
+    least of an extent, all weights where they all change."""
     params = 1 << 17  # scales, a byte for 32, then fill their blocks of 4,096
     for state_format, moments in (("fp32", 8), ("bf16", 4), ("mx8", 2 + 2 / 32)):
         weight = torch.nn.Parameter(torch.ones(params, dtype=torch.bfloat16))
         options = OPTIONS | {"extent_params": params, "state_format": state_format}
-        optimizer = NearStorageAdamW([weight], path=tmp_path / state_format, master="split", **options)
-        weight.grad = torch.ones_like(weight)
-        optimizer.step()
-        traffic = optimizer.report.traffic
-        assert traffic.flash_read_bytes / params == 2 + moments
-        assert traffic.flash_written_bytes / params == 4 + moments
-        optimizer.close()
+        for lr, weights in ((1e-3, 4096 / params), (0.5, 2)):
+            path = tmp_path / f"{state_format}-{lr}"
+            optimizer = NearStorageAdamW([weight], path=path, master="split", **options | {"lr": lr})
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            traffic = optimizer.report.traffic
+            assert traffic.flash_read_bytes / params == 2 + moments
+            assert traffic.flash_written_bytes / params == 2 + moments + weights
+            optimizer.close()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

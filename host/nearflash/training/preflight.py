@@ -14,10 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from nearflash.abi.errors import NearflashError
+from nearflash.abi.formats import BF16
 from nearflash.abi.optimizers import AdamStep, MasterFormat, OptimizerStep
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
+from nearflash.storage.state.layout import LOG_HALVES
 
 __all__ = ["Mount", "Notice", "Severity", "StateSizes", "preflight"]
 
@@ -67,14 +69,15 @@ class StateSizes:
 
     @property
     def step_bytes(self) -> int:
-        """Written in a step, and read but for the weights of a split master."""
+        """Written in a step, and read but for the weights of a split master, of which mostly changes are written."""
         arrays = (*self.master.arrays, *self.rule.arrays)
         return sum(self.rule.state_format.array_bytes(array, self.params) for array in arrays)
 
     @property
     def file_bytes(self) -> int:
-        """Two slots, and 2 % for tables and the padding between tensors."""
-        return int(2.04 * self.step_bytes) + (1 << 20)
+        """Two slots, a log of a split master's weights, and 2 % for tables and the padding between tensors."""
+        log_bytes = LOG_HALVES * BF16.bytes * self.params if self.master is MasterFormat.SPLIT else 0
+        return int(2.04 * self.step_bytes) + log_bytes + (1 << 20)
 
 
 @dataclass(frozen=True)

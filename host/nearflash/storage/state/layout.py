@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest
+from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray
 from nearflash.storage.state.metadata import METADATA_BYTES
 
-__all__ = ["ARRAYS", "StateLayout"]
+__all__ = ["ARRAYS", "LOG_HALVES", "StateLayout"]
+
+LOG_HALVES = 2
+"""Room for changes of an extent's weights, in lengths of these."""
 
 ARRAYS = tuple(array.name for array in ADAM_ARRAYS)
 """Names of the arrays that are stored by default."""
@@ -17,7 +21,8 @@ ARRAYS = tuple(array.name for array in ADAM_ARRAYS)
 class StateLayout:
     """Offsets, in bytes, all multiples of 4096. Superblock and table of step t lie in place t mod 2.
 
-    Within a slot extent follows extent, and within an extent array follows array.
+    Within a slot extent follows extent, and within an extent array follows array. Behind both slots lies each extent's
+    room for what steps change of its weights, where the master is split.
     """
 
     manifest: Manifest
@@ -29,15 +34,21 @@ class StateLayout:
 
     @cached_property
     def table_bytes(self) -> int:
-        """Room for the table of one step: 12 characters a slot and checksum, up to 12 a tensor's step count."""
-        checksums = sum(2 * len(array.name) + 16 + 12 * len(self.extents) for array in self.manifest.stored)
+        """Room for the table of one step: 12 characters a slot, checksum or length, up to 12 a tensor's step count."""
+        columns = (*self.manifest.stored, *self._logged)
+        checksums = sum(2 * len(array.name) + 16 + 12 * len(self.extents) for array in columns)
         longest = 256 + checksums + 12 * len(self.manifest.tensors) + METADATA_BYTES
         return -(-longest // BLOCK_BYTES) * BLOCK_BYTES
 
     @property
     def size_bytes(self) -> int:
         """Length of the file."""
-        return self._slot_offset(0) + 2 * self._slot_bytes
+        return self._slot_offset(0) + self.extents_bytes
+
+    @property
+    def extents_bytes(self) -> int:
+        """Bytes of both slots and of the room for changes of weights."""
+        return 2 * self._slot_bytes + sum(map(self.log_bytes, self.extents))
 
     def superblock_offset(self, step: int) -> int:
         """Byte offset of the superblock of that step."""
@@ -55,6 +66,19 @@ class StateLayout:
                 break
             before += stored.extent_bytes(extent)
         return self._slot_offset(slot) + self._positions[extent.index] * self._full_record_bytes + before
+
+    def log_bytes(self, extent: Extent) -> int:
+        """Room for what steps change of an extent's weights."""
+        return sum(LOG_HALVES * array.extent_bytes(extent) for array in self._logged)
+
+    def log_offset(self, extent: Extent) -> int:
+        """Byte offset of that room."""
+        return self._slot_offset(2) + self._positions[extent.index] * self.log_bytes(self.extents[0])
+
+    @property
+    def _logged(self) -> tuple[StateArray, ...]:
+        """The weights of a split master."""
+        return self.manifest.stored[:1] if self.manifest.master is MasterFormat.SPLIT else ()
 
     @cached_property
     def _positions(self) -> dict[int, int]:

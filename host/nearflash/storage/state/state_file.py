@@ -1,10 +1,11 @@
 """One file of a state: its extents, in two slots. `StateStore` keeps the files of a state in step.
 
-    superblock 0 | superblock 1 | manifest | table 0 | table 1 | slot 0 | slot 1        slot: p, m, v of each extent
+    superblock 0 | superblock 1 | manifest | table 0 | table 1 | slot 0 | slot 1 | log   slot: p, m, v of each extent
 
 The manifest block holds the manifest of the whole state, the stripe and the file's place in it. The table of a step
 holds the slot and the checksum of each extent of each array, the tensors' step counts and `metadata`. A step writes an
-extent into the slot that the step before does not use for it; one that it does not change stays where it is.
+extent into the slot that the step before does not use for it; one that it does not change stays where it is. Of the
+weights of a split master it may write what changes alone, into the log, behind what the step before has there.
 """
 
 import warnings
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.errors import AlignmentError, LostStepWarning, StateError
+from nearflash.abi.errors import AlignmentError, LostStepWarning, StateError, StreamError
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile, aligned_buffer, partial_of
@@ -28,6 +30,7 @@ from nearflash.storage.state.master import join_master, split_master
 from nearflash.storage.state.metadata import decode_metadata
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
+from nearflash.storage.state.weight_log import apply_changes, find_changes
 from nearflash.support.files import give_name
 from nearflash.support.tables import check_fields, check_integers
 
@@ -40,6 +43,8 @@ class Placed(NamedTuple):
     slot: int
     """0 or 1."""
     crc32c: int
+    logged_bytes: int = 0
+    """Of the log, that lead from what is in the slot to what has this checksum."""
 
 
 @dataclass(frozen=True)
@@ -226,31 +231,57 @@ class StateFile:
         placed = version.extents[array, extent.index]
         offset = self.layout.array_offset(placed.slot, array, extent)
         self._file.read(offset, memory)
-        if crc32c(memory) != placed.crc32c:
+        if not self._apply_log(extent, placed, memory) or crc32c(memory) != placed.crc32c:
             raise StateError(
                 f"{self.path}: array {array} of step {version.stamp.step} is damaged in tensors "
                 f"{self.manifest.names_in(extent)} (parameters [{extent.start}, {extent.stop})), file offset {offset}; "
                 "restore the file from a copy"
             )
 
+    def _apply_log(self, extent: Extent, placed: Placed, memory: NDArray[np.uint8]) -> bool:
+        """Bring what a slot has up to date; False where the log is damaged."""
+        if placed.logged_bytes:
+            changes = reuse_buffer(placed.logged_bytes)
+            self._file.read(self.layout.log_offset(extent), changes)
+            try:
+                apply_changes(changes, memory)
+            except StreamError:
+                return False
+        return True
+
     def holds(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> bool:
         """Whether `memory` is what the step has of a stored array, by its checksum; reads nothing."""
         self._check_length(array, extent, memory)
         return crc32c(memory) == self.version.extents[array, extent.index].crc32c
 
-    def write(self, step: int, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
-        """Write `memory` for `step` into the slot that reads do not see. Raises StateError."""
+    def write(
+        self, step: int, array: str, extent: Extent, memory: NDArray[np.uint8], before: NDArray[np.uint8] | None = None
+    ) -> int:
+        """Write `memory` for `step` into the slot that reads do not see; returns the bytes. Raises StateError.
+
+        before: what the step before has there, where `array` is the weights of a split master: what changes is enough.
+        """
         self._check_length(array, extent, memory)
         if self.manifest.parts(array) != (array,):
+            size_bytes = 0
             for part, words in split_master(memory.view(np.float32)).items():
                 half = reuse_buffer(self.manifest.array(part).extent_bytes(extent))
                 half[words.nbytes :] = 0
                 half[: words.nbytes] = words.view(np.uint8)
-                self.write(step, part, extent, half)
-            return
-        slot = step % 2 if self._version is None else 1 - self._version.extents[array, extent.index].slot
+                size_bytes += self.write(step, part, extent, half)
+            return size_bytes
+        last = None if self._version is None else self._version.extents[array, extent.index]
+        if last is not None and before is not None and crc32c(before) == last.crc32c:
+            changes = find_changes(before, memory, self.layout.log_bytes(extent) - last.logged_bytes)
+            if changes is not None:
+                self._file.write(self.layout.log_offset(extent) + last.logged_bytes, changes)
+                logged_bytes = last.logged_bytes + changes.size
+                self._written[array, extent.index] = Placed(last.slot, crc32c(memory), logged_bytes)
+                return changes.size
+        slot = step % 2 if last is None else 1 - last.slot
         self._file.write(self.layout.array_offset(slot, array, extent), memory)
         self._written[array, extent.index] = Placed(slot, crc32c(memory))
+        return memory.size
 
     def missing(self, extents: Iterable[Extent], arrays: Sequence[str]) -> int:
         """How many of these that lie in this file were not written since the last commit or `discard`."""
@@ -286,6 +317,9 @@ class StateFile:
         slots = {name: "".join(str(extents[name, index].slot) for index in indices) for name in names}
         checksums = {name: [extents[name, index].crc32c for index in indices] for name in names}
         body = {"step": stamp.step, "tensor_steps": list(tensor_steps), "slots": slots, "checksums": checksums}
+        if self.manifest.master is MasterFormat.SPLIT:
+            weight = names[0]
+            body["logged"] = {weight: [extents[weight, index].logged_bytes for index in indices]}
         table = seal("table", body | {"metadata": metadata})
         self._file.write(self.layout.table_offset(stamp.step), table)
         manifest = self.layout.manifest_bytes, self._manifest_crc32c
@@ -342,9 +376,9 @@ class StateFile:
         table = _read_checked(self._file, "checksum table", offset, superblock.table_bytes, superblock.table_crc32c)
         what = f"the checksum table of {self.path}"
         body = unseal("table", table)
-        step, steps, slots, columns, metadata = check_fields(
-            what, body, step=int, tensor_steps=list, slots=dict, checksums=dict, metadata=dict
-        )
+        kinds = {"step": int, "tensor_steps": list, "slots": dict, "checksums": dict, "metadata": dict}
+        more = {"logged": dict} if self.manifest.master is MasterFormat.SPLIT else {}
+        step, steps, slots, columns, metadata, *given = check_fields(what, body, **kinds, **more)
         check_integers(f"tensor_steps in {what}", steps)
         decode_metadata(metadata)
         counts = [len(check_integers(f"checksums in {what}", column)) for column in columns.values()]
@@ -356,9 +390,22 @@ class StateFile:
             or step != superblock.step
         ):  # fmt: skip
             raise StateError(f"{what} must be of {len(self.manifest.tensors)} tensors and of arrays {', '.join(names)}")
-        extents = {(name, extent.index): Placed(int(slot), checksum) for name in names for extent, slot, checksum
-                   in zip(self.layout.extents, slots[name], columns[name], strict=True)}  # fmt: skip
+        logged = {name: [0] * len(self.layout.extents) for name in names}
+        logged |= self._check_logged(what, *given) if given else {}
+        extents = {(name, extent.index): Placed(int(slot), checksum, size_bytes) for name in names
+                   for extent, slot, checksum, size_bytes
+                   in zip(self.layout.extents, slots[name], columns[name], logged[name], strict=True)}  # fmt: skip
         return Version(superblock, tuple(steps), extents, metadata)
+
+    def _check_logged(self, what: str, columns: Mapping[str, Any]) -> dict[str, list[int]]:
+        """Bytes of the log that count, by extent, of the weights. Raises StateError."""
+        weight, extents = self.manifest.stored[0].name, self.layout.extents
+        (given,) = check_fields(f"logged in {what}", columns, **{weight: list})
+        sizes = check_integers(f"logged in {what}", given)
+        if len(sizes) != len(extents) or any(size_bytes % BLOCK_BYTES or size_bytes > self.layout.log_bytes(extent)
+                                             for extent, size_bytes in zip(extents, sizes, strict=True)):  # fmt: skip
+            raise StateError(f"logged in {what} must be of {len(extents)} extents, in blocks within their room")
+        return {weight: sizes}
 
     def _check_length(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
         size_bytes = self.manifest.array(array).extent_bytes(extent)

@@ -267,13 +267,19 @@ class StateStore:
         """Read everything that is committed; one message for each damaged extent."""
         return [message for messages in self.each(StateFile.verify) for message in messages]
 
-    def write(self, array: str, extent: Extent, memory: NDArray[np.uint8]) -> None:
-        """Write `memory` to the spare slot; it counts from `commit` on. Raises StorageFullError, StateError."""
+    def write(
+        self, array: str, extent: Extent, memory: NDArray[np.uint8], before: NDArray[np.uint8] | None = None
+    ) -> int:
+        """Write `memory` to the spare slot; it counts from `commit` on. Returns the bytes that the file was given.
+
+        before: what is committed of the weights of a split master, of which then only what changes may be written.
+        Raises StorageFullError, StateError.
+        """
         if not self._settled:
             self._settle()
         self._check_usable()
         self._spare_written = True
-        self._files[self.device_of(extent)].write(self.steps + 1, array, extent, memory)
+        return self._files[self.device_of(extent)].write(self.steps + 1, array, extent, memory, before)
 
     def commit(
         self,

@@ -31,6 +31,7 @@ from nearflash.storage.state.delta_log import (
     log_folder,
     read_deltas,
 )
+from nearflash.storage.state.layout import StateLayout
 from nearflash.storage.state.superblock import Stamp
 from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.extent_update import ExtentUpdate
@@ -315,9 +316,9 @@ class OptimizerState:
 
     def _check_room(self, flat: FlatParameters) -> None:
         manifest, ratio = flat.manifest, self.store.stripe_ratio
-        slot = sum(array.extent_bytes(extent) for array in manifest.stored for extent in manifest.extents)
+        size_bytes = StateLayout(manifest, 0, manifest.extents).extents_bytes
         for path, part in zip(self.store.paths, ratio, strict=True):
-            need = 2 * slot * part // sum(ratio)  # two slots
+            need = size_bytes * part // sum(ratio)
             free_bytes = shutil.disk_usage(path.parent).free + path.stat().st_size
             if path.is_file() and free_bytes < need:
                 raise StorageFullError(

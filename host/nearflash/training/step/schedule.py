@@ -277,6 +277,8 @@ class Pipeline:
         if slot is not None and not (keeps and slot.holds(extent, step)):
             with self._span("flash read", extent):
                 self._transfer.read(slot, extent)
+        if slot is not None:
+            self._transfer.keep_weights(slot)
         return slot
 
     def _update(self, slot: Slot) -> Slot:

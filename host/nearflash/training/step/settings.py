@@ -87,8 +87,8 @@ class StepSettings:
         default=MasterFormat.FP32,
         metadata={
             DOC: "Stored format of the fp32 masters: `fp32`, or, where all trained parameters are bf16, `split`: the "
-            "weight, which is not read back, and 16 bits beside it. Weights then are rounded to nearest with ties away "
-            "from zero. A resumed state needs the one that it has."
+            "weight, of which steps write what changes, and 16 bits beside it. Weights then are rounded to nearest, "
+            "ties away from zero. A resumed state needs the one that it has."
         },
     )
     param_dtype: Literal["fp32", "fp16", "bf16"] | None = field(

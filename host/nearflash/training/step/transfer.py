@@ -22,6 +22,7 @@ from nearflash.abi.topk import HEADER_BYTES, StreamFault
 from nearflash.device import Buffer, Device
 from nearflash.device.checked import CheckedDevice
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
+from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.training.step.plan import ParameterRun
 from nearflash.training.step.traffic import Traffic
 
@@ -53,6 +54,8 @@ class Slot:
         self.extent: Extent | None = None
         self.step = -1
         """The step whose state of `extent` is in the buffers; -1: none, as they are being changed."""
+        self.weights: NDArray[np.uint8] | None = None
+        """Of a split master, as the last step committed them: the next one writes what changes."""
 
     def holds(self, extent: Extent, step: int) -> bool:
         """Whether that extent, as it is at that step, needs no reading."""
@@ -137,15 +140,29 @@ class Transfer:
                 "accept_parameters() after each change that is meant"
             )
 
+    def keep_weights(self, slot: Slot) -> None:
+        """Copy the weights of a split master, as they were read, before they are updated in place."""
+        weight = self._arrays[0]
+        if weight.name == "weight":
+            assert slot.extent is not None, "only a slot that was read has weights"
+            if slot.weights is None:
+                slot.weights = reuse_buffer(weight.extent_bytes(self._store.manifest.extents[0]))
+            memory = slot.memory(weight, slot.extent)
+            slot.weights[: memory.size] = memory
+
     def write(self, slot: Slot) -> None:
-        """Write a slot's arrays to the spare slot on flash, parameters first. Raises StorageFullError, StateError."""
+        """Write a slot's arrays to the spare slot on flash, parameters first. Raises StorageFullError, StateError.
+
+        Of the weights of a split master only what changed, where that is less.
+        """
         assert slot.extent is not None, "only a slot that was read is written"
         for array in (*self._arrays, *self._host_arrays):
             memory = slot.memory(array, slot.extent)
-            self._store.write(array.name, slot.extent, memory)
+            before = None if slot.weights is None or array.name != "weight" else slot.weights[: memory.size]
+            written_bytes = self._store.write(array.name, slot.extent, memory, before)
             # What lies in the host's memory crosses the link on its way to the device's flash.
             crosses = memory.size if array in self._host_arrays else 0
-            self._traffic.add(flash_written_bytes=memory.size, to_device_bytes=crosses)
+            self._traffic.add(flash_written_bytes=written_bytes, to_device_bytes=crosses)
         slot.step = self._store.steps + 1
 
     # The device
