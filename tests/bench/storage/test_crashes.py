@@ -1,9 +1,12 @@
 """A small part of the crash bench; and that it notices a store that breaks its promises."""
 
+import dataclasses
+
 import pytest
 
 from nearflash.bench.storage import crashes
 from nearflash.bench.storage.crashes import crash_points
+from nearflash.bench.storage.history import FORMATS
 from nearflash.storage.state.state_file import StateFile
 
 
@@ -12,6 +15,31 @@ def test_every_image_recovers(tmp_path, files):
     found = crash_points(tmp_path, files=files, steps=2, tries=8, seed=files)
     assert found.bad == []
     assert found.points > 1500 and found.newer > 20
+
+
+def test_every_image_of_a_split_master_recovers(tmp_path):
+    """Changes of weights behind whole ones, and whole ones again."""
+    found = crash_points(tmp_path, files=1, steps=3, tries=2, seed=1, manifest=FORMATS["split"])
+    assert found.bad == []
+    assert found.points > 800 and found.newer > 5
+
+
+def test_changes_of_weights_over_committed_ones_are_noticed(tmp_path, monkeypatch):
+    real = StateFile.write
+
+    def write(self, step, array, extent, memory, before=None):
+        if (last := self._version) is not None and before is not None:
+            placed = last.extents[array, extent.index]
+            shifted = {**last.extents, (array, extent.index): placed._replace(logged_bytes=0)}
+            self._version = dataclasses.replace(last, extents=shifted)
+        try:
+            return real(self, step, array, extent, memory, before)
+        finally:
+            self._version = last
+
+    monkeypatch.setattr(StateFile, "write", write)
+    found = crash_points(tmp_path, files=1, steps=3, tries=2, seed=1, manifest=FORMATS["split"])
+    assert any("not exactly" in wrong for wrong in found.bad)
 
 
 def test_a_commit_without_its_flush_is_noticed(tmp_path, monkeypatch):

@@ -3,12 +3,13 @@
 import pytest
 
 from nearflash.bench.storage.faults import inject
+from nearflash.bench.storage.history import FORMATS
 from nearflash.storage.io.direct import DirectFile
 
 
-@pytest.mark.parametrize("files", [1, 2])
-def test_every_fault_leaves_the_last_step(tmp_path, files):
-    found = inject(tmp_path, files=files)
+@pytest.mark.parametrize(("files", "form"), [(1, "mixed"), (2, "mixed"), (1, "split")])
+def test_every_fault_leaves_the_last_step(tmp_path, files, form):
+    found = inject(tmp_path, files=files, manifest=FORMATS[form])
     assert found.bad == []
     assert found.injected > 150
     assert list(tmp_path.iterdir()) == []

@@ -2,15 +2,17 @@
 
 import pytest
 
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.bench.storage import rank_crashes
 from nearflash.bench.storage.rank_crashes import rank_crash_points
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(3, marks=pytest.mark.full), 2])
-def test_every_image_recovers(tmp_path, ranks):
-    found = rank_crash_points(tmp_path, ranks=ranks, steps=1, tries=4, seed=ranks)
+@pytest.mark.parametrize(("ranks", "master"), [pytest.param(3, "fp32", marks=pytest.mark.full), (2, "fp32"),
+                                               (2, "split")])  # fmt: skip
+def test_every_image_recovers(tmp_path, ranks, master):
+    found = rank_crash_points(tmp_path, ranks=ranks, steps=1, tries=4, seed=ranks, master=MasterFormat(master))
     assert found.bad == []
-    assert found.points > 500 and found.newer > 5
+    assert found.points > 500 and found.newer > 3
 
 
 def test_ranks_that_stay_apart_are_noticed(tmp_path, monkeypatch):

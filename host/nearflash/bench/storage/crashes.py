@@ -51,7 +51,7 @@ def crash_points(
     paths, disk = [folder / f"state-{index}" for index in range(files)], LoggedDisk()
     oracle = Oracle(manifest)
     events = record(paths, disk, oracle, steps)
-    arrays = ", ".join(array.name for array in manifest.arrays)
+    arrays = ", ".join(array.name for array in manifest.stored)
     crashes = try_images(disk, events, tries, seed, lambda *given: _wrong(paths, disk, oracle, *given))
     crashes.bad = [f"{files} files of {arrays}, seed {seed}, {wrong}" for wrong in crashes.bad]
     return crashes

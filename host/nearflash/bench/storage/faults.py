@@ -15,7 +15,8 @@ from pathlib import Path
 
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.bench.storage.disk import LoggedDisk
-from nearflash.bench.storage.history import Oracle, Version
+from nearflash.bench.storage.history import MANIFEST, Oracle, Version
+from nearflash.storage.state.manifest import Manifest
 from nearflash.storage.state.state_store import StateStore
 
 __all__ = ["FAULTS", "OPERATIONS", "Faults", "inject"]
@@ -85,9 +86,9 @@ class FaultyDisk(LoggedDisk):
 class FaultVector:
     """One operation on a store of its own, at version (2, 0) before it."""
 
-    def __init__(self, operation: str, paths: Sequence[Path]) -> None:
+    def __init__(self, operation: str, paths: Sequence[Path], manifest: Manifest) -> None:
         self.operation, self.paths = operation, paths
-        self.disk, self._oracle = FaultyDisk(), Oracle()
+        self.disk, self._oracle = FaultyDisk(), Oracle(manifest)
         self._store: StateStore | None = None
         if operation != "create":
             self._store = self._oracle.create(StateStore, paths, self.disk)
@@ -155,21 +156,21 @@ class FaultVector:
         self._oracle.commit(self._store, version)
 
 
-def inject(folder: Path, *, files: int) -> Faults:
+def inject(folder: Path, *, files: int, manifest: Manifest = MANIFEST) -> Faults:
     """Every fault at every call of every operation, on states of so many files in `folder`."""
     faults = Faults()
     for operation in OPERATIONS:
-        calls = _run(folder, operation, files, faults, at=-1, kind=0)
+        calls = _run(folder, operation, files, manifest, faults, at=-1, kind=0)
         for at, call in enumerate(calls):
             for kind in range(len(FAULTS[call])):
-                _run(folder, operation, files, faults, at, kind)
+                _run(folder, operation, files, manifest, faults, at, kind)
     return faults
 
 
-def _run(folder: Path, operation: str, files: int, faults: Faults, at: int, kind: int) -> list[str]:
+def _run(folder: Path, operation: str, files: int, manifest: Manifest, faults: Faults, at: int, kind: int) -> list[str]:
     """One case, in a folder of its own; returns the calls of the operation. Without a fault it must succeed."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        case = FaultVector(operation, [Path(name) / f"state-{index}" for index in range(files)])
+        case = FaultVector(operation, [Path(name) / f"state-{index}" for index in range(files)], manifest)
         case.disk.arm(at, kind)
         if at < 0:
             case.act()

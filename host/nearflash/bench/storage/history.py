@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.abi.optimizers.state import BLOCK_PARAMS
 from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.state.manifest import ADAM_ARRAYS, Extent, Manifest, StateArray
+from nearflash.storage.state.master import join_master
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.state_store import StateStore
 
@@ -25,6 +27,8 @@ Version = tuple[int, int]
 """A committed step and which history it belongs to: a step that was undone and made again has another content."""
 
 _TENSORS = [("embed", (40, 30), "float32"), ("norm", (30,), "float32"), ("head", (1500,), "bfloat16")]
+_WHOLE = 4
+"""Of so many steps one changes all weights of a split master."""
 _RESIDUAL = StateArray("residual", 1, 2), StateArray("residual_scale", 2, 16)
 MANIFEST = Manifest.pack(
     _TENSORS,
@@ -53,6 +57,12 @@ FORMATS = {
         ),
     ),
     "Muon": Manifest.pack(_TENSORS, 1024, (StateArray("p"), StateArray("m", torch_name="momentum_buffer"))),
+    "split": Manifest.pack(
+        [("head", (9000,), "bfloat16")],
+        4096,
+        (StateArray("p"), StateArray("m", 1, 1, "exp_avg"), StateArray("m_scale", 1, BLOCK_PARAMS)),
+        MasterFormat.SPLIT,
+    ),
 }
 """States of other arrays."""
 
@@ -60,13 +70,14 @@ FORMATS = {
 class Oracle:
     """The contents of every version, computed again from its number.
 
-    A step leaves one extent of three as it was at the version before, which `write` notes.
+    A step leaves one extent of three as it was at the version before, which `write` notes. Of the weights of a split
+    master most versions differ in a few words, so that changes alone are written.
     """
 
     def __init__(self, manifest: Manifest = MANIFEST) -> None:
         self.manifest = manifest
         self._memory = {
-            array.name: aligned_buffer(array.extent_bytes(manifest.extents[0])) for array in manifest.arrays
+            array.name: aligned_buffer(array.extent_bytes(manifest.extents[0])) for array in manifest.stored
         }
         self._known: dict[tuple[Version, str, int], NDArray[np.uint8]] = {}
         self._before: dict[Version, Version] = {}
@@ -78,27 +89,44 @@ class Oracle:
         key = version, array.name, extent.index
         if key not in self._known:
             memory = aligned_buffer(array.extent_bytes(extent))
-            if version[0] or array.name == "p":
-                seed = [*version, self.manifest.arrays.index(array), extent.index]
+            if array.name == "weight":
+                self._put_weights(version, extent, memory.view(np.uint16)[: extent.params])
+            elif version[0] or array.name in self.manifest.master.arrays:
+                seed = [*version, self.manifest.stored.index(array), extent.index]
                 size_bytes = array.size_bytes(extent.params)
                 memory[:size_bytes] = np.random.default_rng(seed).integers(0, 256, size_bytes, np.uint8)
             self._known[key] = memory
         return self._known[key]
 
+    @staticmethod
+    def _put_weights(version: Version, extent: Extent, words: NDArray[np.uint16]) -> None:
+        """Finite numbers; every fourth step has others throughout."""
+        words[:] = np.random.default_rng(extent.index).integers(0, 1 << 14, words.size, np.uint16) | 1
+        if version[0] % _WHOLE == _WHOLE - 1:
+            words ^= np.uint16(2)
+        places = np.random.default_rng([*version, extent.index]).integers(0, words.size, 30)
+        words[places] ^= np.uint16(4)
+
     def create(self, store: type[StateStore], paths: Sequence[Path], backend: IoBackend) -> StateStore:
         """A new store at version (0, 0)."""
 
         def initial(extent: Extent, out: NDArray[np.float32]) -> None:
-            out.view(np.uint8)[:] = self.bytes_of((0, 0), self.manifest.arrays[0], extent)
+            parts = [self.bytes_of((0, 0), self.manifest.array(name), extent) for name in self.manifest.parts("p")]
+            if len(parts) == 1:
+                out.view(np.uint8)[:] = parts[0]
+            else:
+                weight, rest = (part.view(np.uint16)[: out.size] for part in parts)
+                join_master({"weight": weight, "rest": rest}, out)
 
         return store.create(paths, self.manifest, profile="ieee", initial=initial, direct=False, backend=backend)
 
     def write(self, store: StateStore, version: Version) -> None:
         """Write every extent that the version changes."""
-        self._before[version] = store.steps, store.metadata.get("history", 0)
+        self._before[version] = now = store.steps, store.metadata.get("history", 0)
         for extent in self._extents(version):
-            for array in self.manifest.arrays:
-                store.write(array.name, extent, self.bytes_of(version, array, extent))
+            for array in self.manifest.stored:
+                before = self.bytes_of(now, array, extent) if array.name == "weight" else None
+                store.write(array.name, extent, self.bytes_of(version, array, extent), before)
 
     def commit(self, store: StateStore, version: Version) -> None:
         """Commit what was written."""
@@ -112,7 +140,7 @@ class Oracle:
         if store.metadata != ({"history": version[1]} if version[0] else {}):
             return False
         for extent in self.manifest.extents:
-            for array in self.manifest.arrays:
+            for array in self.manifest.stored:
                 memory = self._memory[array.name][: array.extent_bytes(extent)]
                 store.read(array.name, extent, memory)
                 if not np.array_equal(memory, self.bytes_of(version, array, extent)):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nearflash.abi.errors import LostStepWarning, StateError
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.bench.storage.crashes import Crashes, try_images
 from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.bench.storage.history import Event, Oracle, Version
@@ -21,23 +22,28 @@ from nearflash.storage.state.state_store import StateStore
 __all__ = ["rank_crash_points"]
 
 
-def rank_crash_points(folder: Path, *, ranks: int, steps: int, tries: int, seed: int) -> Crashes:
+def rank_crash_points(
+    folder: Path, *, ranks: int, steps: int, tries: int, seed: int, master: MasterFormat = MasterFormat.FP32
+) -> Crashes:
     """Record a history of so many ranks in `folder`; try about `tries` images at each of its points."""
-    run = _Run([folder / f"rank{rank}.state" for rank in range(ranks)], seed)
+    run = _Run([folder / f"rank{rank}.state" for rank in range(ranks)], seed, master)
     crashes = try_images(run.disk, list(run.record(steps)), tries, seed, run.find_problem)
-    crashes.bad = [f"{ranks} ranks, seed {seed}, {wrong}" for wrong in crashes.bad]
+    crashes.bad = [f"{ranks} ranks, master {master}, seed {seed}, {wrong}" for wrong in crashes.bad]
     return crashes
 
 
 class _Run:
     """Stores of ranks, whose shards differ in size."""
 
-    def __init__(self, paths: Sequence[Path], seed: int) -> None:
+    def __init__(self, paths: Sequence[Path], seed: int, master: MasterFormat) -> None:
         self.disk, self._paths, self._rng = LoggedDisk(), paths, np.random.default_rng(seed)
+        # Changes of weights are in whole blocks: they need extents of some.
+        factor, dtype = (4, "bfloat16") if master is MasterFormat.SPLIT else (1, "float32")
         self._oracles = [
-            Oracle(Manifest.pack([("matrix", (700 + 600 * rank,), "float32"), ("norm", (30,), "float32")], 1024))
+            Oracle(Manifest.pack([("matrix", (factor * (700 + 600 * rank),), dtype), ("norm", (30,), dtype)],
+                                 factor * 1024, master=master))
             for rank in range(len(paths))
-        ]
+        ]  # fmt: skip
 
     def record(self, steps: int) -> Iterator[Event]:
         """Steps of all ranks; then one that the last rank does not commit, and the others undo when it is opened."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.abi.optimizers import MasterFormat
 from nearflash.bench.options import Option, check_choices
 from nearflash.bench.storage.crashes import Crashes, crash_points
 from nearflash.bench.storage.delta_crashes import delta_crash_points
 from nearflash.bench.storage.faults import Faults, inject
-from nearflash.bench.storage.history import FORMATS
+from nearflash.bench.storage.history import FORMATS, MANIFEST
 from nearflash.bench.storage.kept_crashes import KeptCrashes, find_kept_crash_points
 from nearflash.bench.storage.kv_crashes import kv_crash_points
 from nearflash.bench.storage.rank_crashes import rank_crash_points
@@ -26,6 +27,8 @@ PARTS = ("crashes", "kv", "kills", "ranks", "faults")
 FILES = (1, 2)
 """Files of a state."""
 STEPS = 3
+SPLIT_STEPS = 9
+"""Of a split master: until the room for changes of its weights is full, and further."""
 IMAGES = 100
 """Images at each point of a history, about, unless others are asked for."""
 DELTA_STEPS = 12
@@ -71,14 +74,19 @@ def _crashes(folder: Path, images: int) -> tuple[dict[str, int], list[str]]:
     """States of all formats, on one file and several; those of several ranks; and deltas beside a state."""
     states: list[Crashes] = []
     for number, (files, manifest) in enumerate(product(FILES, FORMATS.values())):
-        subfolder = folder / str(number)
+        subfolder, steps = folder / str(number), SPLIT_STEPS if manifest.master is MasterFormat.SPLIT else STEPS
         subfolder.mkdir()
-        states.append(crash_points(subfolder, files=files, steps=STEPS, tries=images, seed=number, manifest=manifest))
+        states.append(crash_points(subfolder, files=files, steps=steps, tries=images, seed=number, manifest=manifest))
+    split = [part for part, manifest in zip(states, [*FORMATS.values()] * len(FILES), strict=True)
+             if manifest.master is MasterFormat.SPLIT]  # fmt: skip
     ranked = []
-    for ranks in RANKS:
-        subfolder = folder / f"ranks-{ranks}"
+    for ranks, master in product(RANKS, MasterFormat):
+        subfolder = folder / f"ranks-{ranks}-{master}"
         subfolder.mkdir()
-        ranked.append(rank_crash_points(subfolder, ranks=ranks, steps=STEPS, tries=images, seed=ranks))
+        steps = SPLIT_STEPS if master is MasterFormat.SPLIT else STEPS
+        made = rank_crash_points(subfolder, ranks=ranks, steps=steps, tries=images, seed=ranks, master=master)
+        ranked.append(made)
+        split += [made] if master is MasterFormat.SPLIT else []
     with _memory_folder() as memory:
         deltas = delta_crash_points(memory, steps=DELTA_STEPS, tries=2 * images, seed=1)
     every = [*states, *ranked, deltas]
@@ -87,6 +95,7 @@ def _crashes(folder: Path, images: int) -> tuple[dict[str, int], list[str]]:
         "crash_points": sum(part.points for part in every),
         "rank_crash_points": sum(part.points for part in ranked),
         "delta_crash_points": deltas.points,
+        "split_crash_points": sum(part.points for part in split),
         "bad_recoveries": len(bad),
     }
     return figures, bad
@@ -152,7 +161,8 @@ def _campaign(folder: Path, module: str, kills: int, **options: int) -> dict[str
 
 
 def _faults(folder: Path, _: int) -> tuple[dict[str, int], list[str]]:
-    faults: list[Faults] = [inject(folder, files=files) for files in FILES]
+    states = product(FILES, (MANIFEST, FORMATS["split"]))
+    faults: list[Faults] = [inject(folder, files=files, manifest=manifest) for files, manifest in states]
     bad = [wrong for part in faults for wrong in part.bad]
     return {"faults": sum(part.injected for part in faults), "bad_faults": len(bad)}, bad
 
