@@ -53,7 +53,7 @@ FOLDERS = {
     ],
     "explore": ["", "systems", "studies"],
     "inference": [
-        *("policy", "sparse", "engines", "engines.device", "engines.paged", "engines.cpu", "engines.gpu", "cache", ""),
+        *("policy", "sparse", "engines", "engines.paged", "engines.device", "engines.cpu", "engines.gpu", "cache", ""),
         *("calibration", "commands", "examples"),
     ],
     "model": [
@@ -78,6 +78,7 @@ MORE = {
     for part in (
         *("device.backends.model", "device.selftest.attend", "device.selftest.clock", "device.selftest.expand"),
         "demo.audit",
+        "inference.engines.device.window",  # what the kernel will choose must be known to the bit
     )
 } | {"training.finetune": {"weights"}, "verify.fixtures.boards.process": {"cli"}}
 #: Third-party packages of those that stay lean; the others may use what pyproject.toml declares.

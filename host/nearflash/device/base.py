@@ -109,6 +109,11 @@ class Device(ABC):
         """State what this machine has; opens nothing. Raises UnknownDeviceError, which names what is missing."""
         return "installed"
 
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the device's memory; 0 where that is not known."""
+        return 0
+
     @abstractmethod
     def allocate(self, size_bytes: int) -> Buffer:
         """A page-aligned buffer in device memory. Raises AddressError when the memory is full."""

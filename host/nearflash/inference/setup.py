@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES
-from nearflash.abi.attention.pages import IndexFormat, TokenLayout
+from nearflash.abi.attention.pages import DEVICE_GROUP_TOKENS, IndexFormat, TokenLayout
 from nearflash.abi.errors import CommandError, UnsupportedError
-from nearflash.abi.kernel.config import AttendConfig
+from nearflash.abi.kernel.config import AttendConfig, attend_config
 from nearflash.device import open_device
 from nearflash.device.base import Device
+from nearflash.device.registry import full_name
 from nearflash.inference.engines.array import CsdArray, split_heads
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.policy.estimate import READ_DEPTH
@@ -26,6 +27,7 @@ from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import PAGE_BYTES_LEAST, PAGE_BYTES_MOST, FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.nand import NandFlash
+from nearflash.storage.flash.window import WindowFlash
 from nearflash.storage.io.profile import DriveProfile, find_profile, queue_backend
 from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, open_kept_store
 
@@ -82,14 +84,15 @@ def open_engine(
     GPU's memory then. Both keep pages in a file: `path`, by direct I/O (its name with .0, .1, … for several
     devices); or, by default, one that is deleted when it is closed, through the page cache. Of what it reads, up to
     `cache_bytes` stay in memory, the index before KV page groups. Any other device keeps pages in its memory; or on its
-    NAND, where `nand_block_pages` gives the pages of one of its blocks.
+    NAND, where `nand_block_pages` gives the pages of one of its blocks; or, with a `path`, in a new file on its drive,
+    of which `cache_bytes` of its memory (at most half of it, the default) are a window (WindowEngine).
     Several devices, by name or `num_devices` of one, or several files, for example on several drives, share the KV
     heads: equally, or by `stripe_ratio`, a number for each; every one has a head at least.
     Unindexed suffixes stay in memory up to `suffix_bytes` (KvStore), unless their pages are in a device's memory.
     With `keep` the sequences in `path` outlast the engine, a crash too: where the file is there it is opened, as large
     as it is, and `lengths` has what it holds (nearflash.storage.kv.open_kept_store).
-    Raises CommandError for a path or NAND where there is none, and for lists of unequal lengths; ConfigError for more
-    devices than KV heads; what opening raises.
+    Raises CommandError for NAND where there is none or beside a path, and for lists of unequal lengths; ConfigError for
+    more devices than KV heads; UnsupportedError for heads that need more pages than a window has; what opening raises.
     """
     parts = split_parts(shape.kv_heads, device, num_devices, path, stripe_ratio)
     if keep and (parts[0][1] is None or len(parts) > 1):
@@ -98,7 +101,7 @@ def open_engine(
         _check_place(name, file, nand_block_pages)
     if layout is None:
         profile = drive_profile(parts[0][1]) if _has_file(parts[0][0]) else None
-        layout = default_layout(shape.dim, policy, tokens, profile)
+        layout = default_layout(shape.dim, policy, tokens, profile, _drive_page_bytes(parts))
     ends, engines = accumulate(count for _, _, count in parts), list[Engine]()
     try:
         for (name, file, count), end in zip(parts, ends, strict=True):
@@ -108,9 +111,10 @@ def open_engine(
                 gpu = name if is_gpu(name) else ""
                 engines.append(_file(part, policy, layout, tokens, sequences, file, end - count, *sizes, keep, gpu))
             else:
-                flash = partial(_device_flash, part, layout, tokens, sequences, nand_block_pages)
-                kept = suffix_bytes // len(parts) if nand_block_pages else 0
-                engines.append(_device(name, part, policy, layout, flash, end - count, kept))
+                window = file, cache_bytes // len(parts)
+                flash = partial(_device_flash, part, layout, tokens, sequences, nand_block_pages, *window)
+                kept = suffix_bytes // len(parts) if nand_block_pages or file else 0
+                engines.append(_device(name, part, policy, layout, flash, end - count, kept, tokens))
     except BaseException:
         for engine in engines:
             engine.close()
@@ -148,8 +152,8 @@ def _has_file(device: str) -> bool:
 
 def _check_place(device: str, path: Path | None, nand_block_pages: int) -> None:
     """Raise CommandError for a path or NAND that a device has not, UnsupportedError for a GPU that is none."""
-    if not _has_file(device) and path is not None:
-        raise CommandError(f"path must be given with device {CPU} or {CUDA}: {device!r} has memory of its own")
+    if nand_block_pages and path is not None:
+        raise CommandError(f"path must be left out with nand_block_pages: pages of {device!r} are on its NAND then")
     if _has_file(device) and nand_block_pages:
         raise CommandError(
             f"nand_block_pages must be 0 with device {device}, which has no NAND, not {nand_block_pages}"
@@ -158,25 +162,36 @@ def _check_place(device: str, path: Path | None, nand_block_pages: int) -> None:
         check_gpu(device)
 
 
-def default_layout(dim: int, policy: AttentionPolicy, tokens: int, profile: DriveProfile | None = None) -> KvLayout:
+def default_layout(
+    dim: int, policy: AttentionPolicy, tokens: int, profile: DriveProfile | None = None, device_page_bytes: int = 0
+) -> KvLayout:
     """Pages as large as the drive's profile asks for, else 4 KiB; K and V of a token together unless tokens are chosen.
+
+    device_page_bytes: the largest page of a device that reads them from its drive, where K and V are always together.
 
     A row of an index block fills a codeword: 1,024 tokens of int4, 512 of int8, 256 of fp16. What lies after
     the last whole block is scored from its KV page groups, so short contexts take short blocks, of wider elements; and
     smaller pages, so that there are groups to choose among. Single tokens are read from the smallest pages.
     """
-    interleaved = policy.mode in (AttentionMode.DENSE, AttentionMode.SPARF_PAGE)
-    page_bytes = _page_bytes(profile) if interleaved and profile else PAGE_BYTES_LEAST
+    interleaved = policy.mode in (AttentionMode.DENSE, AttentionMode.SPARF_PAGE) or device_page_bytes > 0
+    page_bytes = device_page_bytes or (_page_bytes(profile) if interleaved and profile else PAGE_BYTES_LEAST)
     form = next((form for least, form in _INDEX_FORMATS if tokens >= least), IndexFormat.FP16)
     if policy.mode is AttentionMode.DENSE:
         form = IndexFormat.INT4  # scores nothing; its long blocks leave short contexts in memory
     row_tokens = 8 * CODEWORD_BYTES // form.bits
     while True:
         group = TokenLayout.capacity(page_bytes, dim, interleaved, row_tokens)
-        unit = lcm(group, 16)
-        if page_bytes == PAGE_BYTES_LEAST or (group * _GROUPS_MIN <= tokens and unit <= row_tokens):
+        unit, fits = lcm(group, 16), not device_page_bytes or group <= DEVICE_GROUP_TOKENS
+        if page_bytes == PAGE_BYTES_LEAST or (group * _GROUPS_MIN <= tokens and unit <= row_tokens and fits):
             return KvLayout(group, interleaved, row_tokens // unit * unit, form, page_bytes)
         page_bytes //= 2
+
+
+def _drive_page_bytes(parts: Sequence[tuple[str, Path | None, int]]) -> int:
+    """The largest pages that attend devices read from their drives; 0 where there are none."""
+    names = [name for name, file, _ in parts if not _has_file(name) and file is not None]
+    builds = [attend_config(full_name(name, "attend").partition("@")[0].partition(":")[2]) for name in names]
+    return min((build.page_bytes for build in builds), default=0)
 
 
 def _page_bytes(profile: DriveProfile) -> int:
@@ -256,27 +271,37 @@ def split_cache(cache_bytes: int, shape: KvShape, layout: KvLayout, tokens: int,
 
 def _device(
     spec: str, shape: KvShape, policy: AttentionPolicy, layout: KvLayout, make: Callable[[Device], Flash], first: int,
-    suffix_bytes: int,
+    suffix_bytes: int, tokens: int,
 ) -> Engine:  # fmt: skip
     from nearflash.inference.engines.device.engine import DeviceEngine
+    from nearflash.inference.engines.device.window import WindowEngine
 
     device = open_device(spec, "attend")
     try:
         store = KvStore(make(device), shape, layout, suffix_bytes=suffix_bytes)
-        return DeviceEngine(device, store, policy, first_head=first)
+        if not isinstance(store.flash, WindowFlash):
+            return DeviceEngine(device, store, policy, first_head=first)
+        engine = WindowEngine(device, store, policy, first_head=first)
+        engine.check_room(tokens)
+        return engine
     except BaseException:
         device.close()
         raise
 
 
 def _device_flash(
-    shape: KvShape, layout: KvLayout, tokens: int, sequences: int, nand_block_pages: int, device: Device
-) -> Flash:
-    """The device's memory, or its NAND."""
+    shape: KvShape, layout: KvLayout, tokens: int, sequences: int, nand_block_pages: int, path: Path | None,
+    window_bytes: int, device: Device,
+) -> Flash:  # fmt: skip
+    """The device's memory, its drive, or its NAND."""
     config = device.identity.config
     if not isinstance(config, AttendConfig):
         raise CommandError(f"device must be an attend kernel, not {config.full_name}")
     if not nand_block_pages:
-        return MemoryFlash(device, flash_geometry(shape, layout, tokens, sequences, config.channels))
+        geometry = flash_geometry(shape, layout, tokens, sequences, config.channels)
+        if path is None:
+            return MemoryFlash(device, geometry)
+        most = device.memory_bytes // 2 or window_bytes
+        return WindowFlash(device, path, geometry, min(window_bytes or most, most), backend=queue_backend(path.parent))
     blocks = _queue_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.luns, 1))
     return NandFlash(device, pages_per_block=nand_block_pages, blocks_per_lun=blocks, paired=not layout.interleaved)

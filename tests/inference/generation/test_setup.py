@@ -99,8 +99,9 @@ def test_a_full_flash_is_an_error(tmp_path):
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    with pytest.raises(CommandError, match="path must be given with device cpu or cuda: 'model:attend-tiny'"):
-        open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:attend-tiny", path=tmp_path / "kv")
+    with pytest.raises(CommandError, match="path must be left out with nand_block_pages: pages of 'model:attend-tiny'"):
+        place = dict(device="model:attend-tiny", path=tmp_path / "kv", nand_block_pages=64)
+        open_engine(SHAPE, PAGE, tokens=8, sequences=1, **place)
     with pytest.raises(CommandError, match="nand_block_pages must be 0 with device cpu, which has no NAND, not 64"):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, nand_block_pages=64)
     with pytest.raises(

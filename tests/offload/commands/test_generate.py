@@ -142,7 +142,10 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
         (("--nand-block-pages", "64"), "nand_block_pages must be 0 with device cpu, which has no NAND, not 64"),
         (("--model-device", "model"), "model_device must be cpu, cuda or cuda:N, not 'model'"),
         (("--kv-device", "cuda"), "model_device must be cuda where K and V are there, not cpu"),
-        (("--kv-device", "model:attend-tiny", "--path", "kv"), "path must be given with device cpu or cuda"),
+        (
+            ("--kv-device", "model:attend-tiny", "--path", "kv", "--nand-block-pages", "64"),
+            "path must be left out with nand_block_pages",
+        ),
         (("--cache", "device=1"), "kv_device must be given: the plan places 100% of the KV cache on near-storage"),
         (
             ("--cache-bits", "4", "--cache", "host=1", "--attention", "sparf"),

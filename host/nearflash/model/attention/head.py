@@ -23,7 +23,7 @@ from nearflash.model.attention.numerics.logit import to_logit
 from nearflash.model.attention.select.entries import entries
 from nearflash.model.attention.select.selection import Selected, selection
 
-__all__ = ["HeadResult", "attend", "attend_from", "attend_repeated"]
+__all__ = ["HeadResult", "attend", "attend_from", "attend_repeated", "choose_tokens"]
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
@@ -72,10 +72,7 @@ def attend(q: F16, k: F16, v: F16, v_mean: F32, settings: HeadSettings) -> HeadR
 
 def attend_from(source: HeadSource, q: F16, v_mean: F32, settings: HeadSettings) -> HeadResult:
     """`attend` over what `source` finds, whose faults are the head's too."""
-    _, faults = finite(q)
-    if faults:
-        return _without_gather(faults, np.empty(0, np.int64), source.tokens, settings)
-    scan = _dense(len(q), source.tokens, settings) if settings.mode & Mode.DENSE else _scan(q, source, settings)
+    scan = _choose(q, source, settings)
     if not scan.choice:
         return _without_gather(scan.faults, scan.score_dims, source.tokens, settings)
     mask, alpha = scan.choice.mask, scan.choice.alpha
@@ -108,6 +105,19 @@ class _Scan:
     choice: Selected | None
     """None after a fault of the scores."""
     faults: Fault
+
+
+def choose_tokens(q: F16, source: HeadSource, settings: HeadSettings) -> NDArray[np.bool_] | None:
+    """Which tokens (S,) `attend_from` gathers; None where a fault ends the head before. `read_chosen` is not called."""
+    choice = _choose(q, source, settings).choice
+    return None if choice is None else np.repeat(choice.mask, settings.entry_tokens)[: source.tokens]
+
+
+def _choose(q: F16, source: HeadSource, settings: HeadSettings) -> _Scan:
+    _, faults = finite(q)
+    if faults:
+        return _Scan(np.empty(0, np.int64), None, faults)
+    return _dense(len(q), source.tokens, settings) if settings.mode & Mode.DENSE else _scan(q, source, settings)
 
 
 def _dense(group: int, tokens: int, settings: HeadSettings) -> _Scan:

@@ -38,7 +38,7 @@ class KvPlaces:
 
     devices: attend devices; none: the host's processor attends, or the GPU that the model is on (`cuda`). num_devices,
     stripe_ratio, nand_block_pages, cache_bytes, layout: see `open_engine`. paths: files of the disk's share, or of all
-    where the plan has none there.
+    where the plan has none there; of attend devices, those on their drives.
     """
 
     devices: tuple[str, ...] = ()
@@ -67,9 +67,10 @@ def engine_tiers(
     share = policy.cache.device
     tiers = [DEVICE] * (max(1, round(share * batches)) if share else 0)  # a small share is not forgotten
     sparse = attention is not None and (attention.mode is not AttentionMode.DENSE or bool(attention.overrides))
-    if sparse or places.paths or places.num_devices > 1 or always:
+    paths = () if places.attends_on_device else places.paths
+    if sparse or paths or places.num_devices > 1 or always:
         rest = place_units(policy.cache, [1] * (batches - len(tiers)))
-        on_disk = places.paths and not policy.cache.disk
+        on_disk = paths and not policy.cache.disk
         tiers += [DISK if on_disk or tier == "disk" else MEMORY for tier in rest]
     return tiers
 
@@ -159,11 +160,12 @@ class BlockEngines:
             "stripe_ratio": places.stripe_ratio, "cache_bytes": places.cache_bytes, "num_devices": places.num_devices,
         }  # fmt: skip
         attention = self._attention or AttentionPolicy(AttentionMode.DENSE)
+        own = () if places.attends_on_device else places.paths
         if tier == DEVICE:
-            options["nand_block_pages"] = places.nand_block_pages
+            options |= {"nand_block_pages": places.nand_block_pages, "path": places.paths or None}
             self._engines[tier] = open_engine(shape, attention, **options)
-        elif tier == MEMORY or places.paths:
-            paths = places.paths if tier == DISK else None
+        elif tier == MEMORY or own:
+            paths = own if tier == DISK else None
             self._engines[tier] = open_engine(shape, attention, path=paths, **options)
         else:
             if self._scratch is not None and not self._scratch.is_dir():

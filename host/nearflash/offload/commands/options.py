@@ -122,8 +122,9 @@ def _add_storage(group: Any) -> None:
     add("--num-devices", type=positive, default=1, metavar="N",
         help="Distribute the KV heads over N devices of one name (default: %(default)s).")  # fmt: skip
     add("--path", type=Path, metavar="FILE", action="append",
-        help="Keep the pages of device cpu or cuda in this file (default: a temporary file); given several times, for "
-        "files on several drives, they share the KV heads.")  # fmt: skip
+        help="Keep the pages of device cpu or cuda in this file (default: a temporary file), or those of an attend "
+        "device in this new file on its drive, of which --cache-size of its memory are a window; given several times, "
+        "for files on several drives, they share the KV heads.")  # fmt: skip
     add("--stripe-ratio", type=_ratio, metavar="N,…",
         help="KV heads of each file or device, as 2,1: twice as many on the first (default: as many on each).",
     )  # fmt: skip
@@ -217,8 +218,8 @@ def devices_of(arguments: argparse.Namespace) -> Computing:
         raise CommandError(f"model_device must be cpu, cuda or cuda:N, not {model!r}")
     if gpus := [name for name in attention if name.split(":")[0] == "cuda" and name != model]:
         raise CommandError(f"model_device must be {gpus[0]} where K and V are there, not {model}")
-    if not all(map(is_torch, attention)) and arguments.path:
-        raise CommandError(f"path must be given with device cpu or cuda: {attention[0]!r} has memory of its own")
+    if arguments.nand_block_pages and arguments.path:
+        raise CommandError(f"path must be left out with nand_block_pages: pages of {attention[0]!r} are on its NAND")
     if arguments.nand_block_pages and (without := [name for name in attention if is_torch(name)]):
         raise CommandError(
             f"nand_block_pages must be 0 with device {without[0]}, which has no NAND, not {arguments.nand_block_pages}"

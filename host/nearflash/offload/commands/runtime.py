@@ -339,8 +339,6 @@ def _check_places(
             f"kv_device must be given: the plan places {policy.cache.device:.0%} of the KV cache on near-storage "
             "drives, which attend to it; nearflash devices lists those that are there"
         )
-    if places.attends_on_device and places.paths:
-        raise CommandError("path must be left out where devices have memory of their own")
     if job.arguments.session is not None:
         check_all_layers(config)
         if job.arguments.expert_memory is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageTag
-from nearflash.abi.attention.descriptor import Mode
+from nearflash.abi.attention.descriptor import AttendDescriptor, Mode
 from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import DEVICE_GROUP_TOKENS
 from nearflash.abi.errors import (
@@ -24,11 +24,12 @@ from nearflash.abi.errors import (
 )
 from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Device
-from nearflash.device.drivers.attend import Head, HeadOutput, attend, most_contexts
+from nearflash.device.drivers.attend import AttendResult, Head, HeadOutput, attend, most_contexts
 from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.engines.device.suffixes import DeviceSuffixes
 from nearflash.inference.engines.store import StoreEngine
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.storage.flash.geometry import PageNumbers
 from nearflash.storage.kv import KvStore, StoredHead
 
 __all__ = ["DeviceEngine"]
@@ -87,9 +88,7 @@ class DeviceEngine(StoreEngine):
                     for tokens, token_q in _by_token(layer_kv.tokens, queries[head] if several else queries[head][None])
                 ]
             with self._counters.time_phase("attend"):
-                done = attend(self.device, heads, contexts=most_contexts(self._config, heads))
-            for batch in done.batches:
-                self._counters.count("codeword", batch.counters["codewords_asked"] * CODEWORD_BYTES)
+                done = self._run(heads)
             owners = np.repeat(sequences, len(heads) // max(len(sequences), 1)).tolist()
             for owner, head, result in zip(owners, heads, done.heads, strict=True):
                 if result.completion.faults:
@@ -132,9 +131,24 @@ class DeviceEngine(StoreEngine):
         )  # fmt: skip
         index = stored.index_pages[head] if not descriptor.mode & Mode.DENSE else stored.index_pages[head, :0]
         pages = stored.token_pages[head, : stored.flash_tokens // self.store.layout.group_tokens]
+        token_table, index_table = self._tables(stored, head, descriptor, q, pages, index)
+        groups = np.concatenate([token_table, suffix])[: -(-tokens // self.store.layout.group_tokens)]
+        return Head(descriptor, q, stored.v_mean[head], groups, index_table)
+
+    def _tables(
+        self, stored: StoredHead, head: int, descriptor: AttendDescriptor, q: NDArray[np.float16],
+        pages: PageNumbers, index: PageNumbers,
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:  # fmt: skip
+        """Words of the page tables: of KV page groups on flash, of the index."""
         self.store.count_reads(np.concatenate([pages, index]))
-        groups = np.concatenate([self.store.table(pages), suffix])[: -(-tokens // self.store.layout.group_tokens)]
-        return Head(descriptor, q, stored.v_mean[head], groups, self.store.table(index))
+        return self.store.table(pages), self.store.table(index)
+
+    def _run(self, heads: Sequence[Head]) -> AttendResult:
+        """Attend to all heads."""
+        done = attend(self.device, heads, contexts=most_contexts(self._config, heads))
+        for batch in done.batches:
+            self._counters.count("codeword", batch.counters["codewords_asked"] * CODEWORD_BYTES)
+        return done
 
 
 def _by_token(tokens: int, q: NDArray[np.float16]) -> Iterator[tuple[int, NDArray[np.float16]]]:
