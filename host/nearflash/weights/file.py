@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ __all__ = [
     "FORMS",
     "VERSION",
     "PackedTensor",
+    "TensorExpander",
     "WeightsTensor",
     "read_checkpoint_file",
     "read_file",
@@ -66,6 +68,13 @@ class PackedTensor:
     data: NDArray[np.uint8]
 
 
+class TensorExpander(Protocol):
+    """A device that reads tensors from its own drive (nearflash.weights.on_device)."""
+
+    def expand(self, tensor: "WeightsTensor", out: NDArray[Any]) -> None:
+        """Fill `out` with the dense tensor. Raises WeightsError for a damaged one."""
+
+
 @dataclass(frozen=True)
 class WeightsTensor:
     """A tensor in a file, not read yet."""
@@ -85,6 +94,13 @@ class WeightsTensor:
     """Of a bitmap matrix or coded weights: CRC32C of the header, which states the groups, which state their bytes."""
     row_checksums: tuple[int, ...] = ()
     """CRC32C of each row of the first dimension, of dense tensors of three dimensions; none in older files."""
+    expander: "TensorExpander | None" = None
+    """Who reads and expands a bitmap matrix where it lies, in place of the host."""
+
+    @property
+    def is_expanded_by_host(self) -> bool:
+        """Whether the host reads its stored bytes."""
+        return self.expander is None or self.form != "bitmap"
 
     @property
     def path(self) -> Path:

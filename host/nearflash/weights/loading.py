@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from accelerate.utils.modeling import set_module_tensor_to_device
 from torch import Tensor
 
 from nearflash.abi.errors import CommandError, UnsupportedError, WeightsError
+from nearflash.device import Device
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.empty import empty_model, name_errors
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import ADAPTER, ModelFolder, open_folder
+from nearflash.weights.on_device import DeviceExpander
 from nearflash.weights.sources import Source, sources_of
 from nearflash.weights.weights_map import WeightsMap, buffer_bytes
 
@@ -33,6 +35,7 @@ def load(
     device: str = "cpu",
     prefetch_bytes: int | None = None,
     dtype: torch.dtype | None = None,
+    expand_device: str | Device | None = None,
 ) -> Any:
     """The model of a folder with a config.json and a checkpoint, on `device`, ready for inference.
 
@@ -44,6 +47,9 @@ def load(
     device: `cpu`, or `cuda` for torch's GPU.
     prefetch_bytes: dense tensors that are expanded before their turn; None: those of a layer, about.
     dtype: what it computes in; None: what most of the checkpoint is stored in.
+    expand_device: an expand device beside the drive that the checkpoint lies on, by name or open, which reads and
+    expands what is compressed (nearflash.weights.on_device); what a budget keeps in memory as it is stored the host
+    expands.
 
     Weights are those that were compressed, to the bit; tensors are renamed, fused and tied as transformers does, and
     its settings of generation are the folder's; an adapter beside the weights is applied. Raises WeightsError where a
@@ -51,11 +57,30 @@ def load(
     folder asks for what is not done here (quantised weights, code of its own), before anything is loaded; CommandError
     for a budget that is too small. A tensor on disk is checked each time that it is read. Under a budget, adapters may
     be added with the model's own `load_adapter`; others that are left without memory, or that change weights on disk,
-    raise UnsupportedError.
+    raise UnsupportedError. FormatError, CommandError for weights that the expand device does not take.
     """
     _check_options(budget, device, prefetch_bytes)
     folder = open_folder(path, adapters=True)
     tensors = open_checkpoint(folder.path)
+    if expand_device is not None:
+        expander = DeviceExpander(expand_device)
+        try:
+            expander.check(tensors.values())
+            tensors = {name: replace(tensor, expander=expander) for name, tensor in tensors.items()}
+            model = _load(model_class, folder, tensors, budget, device, prefetch_bytes, dtype)
+        except BaseException:
+            expander.close()
+            raise
+        weakref.finalize(model, expander.close)
+        return model
+    return _load(model_class, folder, tensors, budget, device, prefetch_bytes, dtype)
+
+
+def _load(
+    model_class: Any, folder: ModelFolder, tensors: Mapping[str, WeightsTensor], budget: int | None, device: str,
+    prefetch_bytes: int | None, dtype: torch.dtype | None,
+) -> Any:  # fmt: skip
+    """The model of a folder's tensors."""
     model = empty_model(folder, tensors, dtype, model_class)
     sources = sources_of(model, tensors)
     placed = _place(

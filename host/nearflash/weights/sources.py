@@ -25,7 +25,7 @@ from transformers.core_model_loading import (
 
 from nearflash.abi.errors import WeightsError
 from nearflash.weights.expand import expand
-from nearflash.weights.file import WeightsTensor
+from nearflash.weights.file import TensorExpander, WeightsTensor
 from nearflash.weights.folder import FLOATING
 from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
@@ -81,6 +81,17 @@ class Source:
     def stored_bytes(self) -> int:
         """In the checkpoint."""
         return sum(piece.tensor.stored_bytes for piece in self.pieces)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the checkpoint that the host reads for it: what a device expands beside its drive it does not."""
+        return sum(piece.tensor.stored_bytes for piece in self.pieces if piece.tensor.is_expanded_by_host)
+
+    def with_expander(self, expander: TensorExpander) -> "Source":
+        """The same with its compressed tensors expanded by a device."""
+        tensors = [replace(piece.tensor, expander=expander) for piece in self.pieces]
+        pieces = [replace(piece, tensor=tensor) for piece, tensor in zip(self.pieces, tensors, strict=True)]
+        return replace(self, pieces=tuple(pieces))
 
     def read_into(self, parameter: Tensor) -> None:
         """Fill the parameter. Raises WeightsError."""

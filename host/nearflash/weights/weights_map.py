@@ -109,6 +109,11 @@ class WeightsMap(Mapping[str, Tensor]):
         if tensor.dtype not in TORCH_DTYPES:
             raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
         take = self._buffers.take
+        if not tensor.is_expanded_by_host:
+            with self._expanding:
+                made = torch.from_numpy(take(tensor.dense_bytes))[: tensor.dense_bytes]
+                out = expand(tensor, out=made.view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape))
+            return out if self._device == "cpu" else out.to(self._device)
         in_memory = isinstance(tensor, KeptTensor)
         with nullcontext() if in_memory else self._reading:  # what is in memory does not wait for the disk
             data = tensor.load(take)
@@ -129,7 +134,8 @@ class KeptTensor(WeightsTensor):
     """A tensor whose stored bytes are in memory: `data`, or what reading it gives now."""
 
     def __init__(self, tensor: WeightsTensor, data: NDArray[np.uint8] | None = None) -> None:
-        super().__init__(**{field.name: getattr(tensor, field.name) for field in fields(WeightsTensor)})
+        stated = {field.name: getattr(tensor, field.name) for field in fields(WeightsTensor)}
+        super().__init__(**stated | {"expander": None})  # the host has its bytes
         object.__setattr__(self, "_data", tensor.read(aligned_buffer) if data is None else data)
 
     def read(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> NDArray[np.uint8]:

@@ -146,6 +146,11 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
             ("--kv-device", "model:attend-tiny", "--path", "kv", "--nand-block-pages", "64"),
             "path must be left out with nand_block_pages",
         ),
+        (("--expand-device", "model"), "expand_device must be given with --plan FILE, or --plan auto"),
+        (
+            ("--weights", "disk=1", "--expand-device", "model", "--expert-memory", "1"),
+            "expert_memory must be left out with expand_device",
+        ),
         (("--cache", "device=1"), "kv_device must be given: the plan places 100% of the KV cache on near-storage"),
         (
             ("--cache-bits", "4", "--cache", "host=1", "--attention", "sparf"),

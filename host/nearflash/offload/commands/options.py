@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.device.registry import full_name
 from nearflash.inference.commands.console import check_device, is_torch
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.planning.policy import OffloadPolicy, Shares
@@ -19,7 +20,17 @@ __all__ = [
 ]  # fmt: skip
 
 AUTO = "auto"
-_WITH_PLAN = ("gpu_memory", "host_memory", "disk", "scratch", "results", "trace", "expert_memory", "no_overlap")
+_WITH_PLAN = (
+    "gpu_memory",
+    "host_memory",
+    "disk",
+    "scratch",
+    "results",
+    "trace",
+    "expert_memory",
+    "no_overlap",
+    "expand_device",
+)
 """Options that go with a plan alone."""
 _SHARES = {"weights": "disk=1", "cache": "host=1", "activations": "gpu=1"}
 """Of a plan by hand, with their defaults."""
@@ -166,6 +177,9 @@ def _add_plan(group: Any) -> None:
     add("--results", type=Path, metavar="FILE",
         help="Write finished texts to this file of JSON lines, and go on from it after an interruption.")  # fmt: skip
     add("--trace", type=Path, metavar="FILE", help="Write what ran when, and what was predicted, for ui.perfetto.dev.")
+    add("--expand-device", metavar="NAME",
+        help="Have compressed weights of the layers on disk read and expanded by this device beside the drive, as "
+        "xrt:expand-smartssd: the dense ones cross the link.")  # fmt: skip
     add("--expert-memory", type=_gigabytes, metavar="GB",
         help="Keep so much of a mixture's experts in memory, and read the others as they are routed.")  # fmt: skip
 
@@ -185,6 +199,10 @@ def check_options(arguments: argparse.Namespace, prompts: Sequence[Any], devices
         raise CommandError("dtype must be left out with a plan, which is for the checkpoint's")
     if has_plan and arguments.mini_batches > 1:
         raise CommandError("mini_batches must be 1 with a plan, which has batches of its own (num_batches)")
+    if arguments.expand_device is not None:
+        full_name(arguments.expand_device, "expand")  # what is none is named now
+        if arguments.expert_memory is not None:
+            raise CommandError("expert_memory must be left out with expand_device: experts are read one by one")
     if not has_plan and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise CommandError("a plan must be given with several ranks: --plan, or --weights and others by hand")
     one_by_one = [name for name in ("stream", "session") if getattr(arguments, name)]

@@ -149,8 +149,9 @@ def _run_by_plan(job: Job) -> int:
     _check_places(job, config, policy, attention, places, one_call)
     experts = None if options.expert_memory is None else int(options.expert_memory)
     with OffloadedModel(
-        options.model, policy, device=job.devices.model, scratch=options.scratch, expert_bytes=experts
-    ) as model:
+        options.model, policy, device=job.devices.model, scratch=options.scratch, expert_bytes=experts,
+        expand_device=options.expand_device,
+    ) as model:  # fmt: skip
         if one_call:
             assert attention is not None
             identity = ModelIdentity.of(model.model, tokenizer()) if options.session is not None else None

@@ -239,11 +239,11 @@ class LayoutReader:
         return sum(part.size_bytes for part in parts)
 
     def expand(self, layout: BufferLayout, memory: Tensor) -> int:
-        """Read and expand what does not; the stored bytes of it. Raises WeightsError."""
+        """Read and expand what does not; the stored bytes of it that the host reads. Raises WeightsError."""
         views = layout.views(memory) if layout.expanded else {}
         for name, source in layout.expanded.items():
             source.read_into(views[name])
-        return sum(source.stored_bytes for source in layout.expanded.values())
+        return sum(source.host_bytes for source in layout.expanded.values())
 
     def close(self) -> None:
         """End the threads; may be called twice."""
