@@ -40,6 +40,7 @@ from nearflash.planning.policy import OffloadPolicy
 from nearflash.weights.on_device import DeviceExpander
 from nearflash.weights.pretrained import load_tokenizer
 from nearflash.weights.sources import Source
+from nearflash.weights.striped import Stripes
 
 __all__ = ["OffloadProgress", "OffloadResult", "OffloadedModel", "generate"]
 
@@ -74,6 +75,8 @@ class OffloadedModel:
     a layer's experts are read with it.
     expand_device: an expand device beside the drive, by name or open, which reads and expands what is compressed of the
     layers on disk; refused with FormatError or CommandError where it does not take it, before anything is loaded.
+    weights_paths, weights_ratio: files on several drives from which all of them the layers on disk are read at once
+    (nearflash.weights.striped): made as a copy of the checkpoint where they are not there, after `announce` was told.
     Raises WeightsError for a damaged checkpoint, UnsupportedError for a model without a list of layers.
     """
 
@@ -81,6 +84,8 @@ class OffloadedModel:
         self, folder: Path | str, policy: OffloadPolicy, *, dtype: torch.dtype | None = None, device: str = "cpu",
         budgets: Budgets | None = None, scratch: Path | None = None, direct: bool = True,
         expert_bytes: int | None = None, expand_device: str | Device | None = None,
+        weights_paths: Sequence[Path] = (), weights_ratio: Sequence[int] | None = None,
+        announce: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         start = perf_counter()
         self.policy, self._tokenizer = policy, None
@@ -98,7 +103,10 @@ class OffloadedModel:
                 layer.clear()
         sizes = [sum(source.size_bytes for source in layer.values()) for layer in sources]
         self.tiers = place_units(policy.weights, sizes)
+        if weights_paths and expand_device is not None:
+            raise CommandError("weights_paths must be left out with expand_device, which reads from its own drive")
         self._expander = None if expand_device is None else self._open_expander(expand_device)
+        self._stripes = self._open_stripes(weights_paths, weights_ratio, announce) if weights_paths else None
         self.experts = self._patch = None
         if expert_bytes is not None:
             mixtures = self._find_mixtures()
@@ -239,14 +247,21 @@ class OffloadedModel:
         """Parameters of the layers, by name in the model, which have memory only while they are computed with."""
         return tuple(self._sources)
 
+    @property
+    def bytes_by_path(self) -> dict[Path, int]:
+        """Bytes of weights read so far from each of the paths that were given."""
+        stripes = self._stripes
+        return {} if stripes is None else dict(zip(stripes.paths, stripes.read_bytes, strict=True))
+
     def close(self) -> None:
         """Free memory and files; may be called twice."""
         self._weights.close()
-        if self._expander is not None:
-            self._expander.close()
         if self.experts is not None and self._patch is not None:
             self.experts.close()
             self._patch.close()
+        for part in (self._expander, self._stripes):
+            if part is not None:
+                part.close()
 
     def __enter__(self) -> Self:
         return self
@@ -256,10 +271,26 @@ class OffloadedModel:
 
     # Parts
 
+    def _sources_on_disk(self) -> list[dict[str, Source]]:
+        """Sources of the layers on disk, to be changed in place."""
+        return [layer for layer, tier in zip(self.skeleton.layer_sources, self.tiers, strict=True) if tier == "disk"]
+
+    def _open_stripes(
+        self, paths: Sequence[Path], ratio: Sequence[int] | None, announce: Callable[[str], None]
+    ) -> Stripes:
+        """The files on several drives, from which the layers on disk are read from here on."""
+        every = [source for layer in self.skeleton.layer_sources for source in layer.values()]
+        every += self.skeleton.other_sources.values()
+        files = [piece.tensor.file for source in every for piece in source.pieces]
+        stripes = Stripes(files, paths, ratio, announce=announce)
+        for layer in self._sources_on_disk():
+            layer.update({name: source.on_stripes(stripes) for name, source in layer.items()})
+        return stripes
+
     def _open_expander(self, device: str | Device) -> DeviceExpander:
         """The device, which from here on expands what is compressed of the layers on disk."""
         expander = DeviceExpander(device, self.ledger.count_bytes)
-        on_disk = [layer for layer, tier in zip(self.skeleton.layer_sources, self.tiers, strict=True) if tier == "disk"]
+        on_disk = self._sources_on_disk()
         try:
             expander.check(piece.tensor for layer in on_disk for source in layer.values() for piece in source.pieces)
         except BaseException:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import HEADER_BYTES, SECTION_BYTES, BitmapHeader, check_groups
 from nearflash.abi.coded import CodedHeader
 from nearflash.abi.errors import StateError, StreamError, WeightsError
-from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
@@ -127,9 +127,7 @@ class WeightsTensor:
         blocks = -(-(before + self.stored_bytes) // BLOCK_BYTES)
         buffer, end = memory(max(blocks, 1) * BLOCK_BYTES), before + self.stored_bytes
         try:
-            descriptor = self.file.descriptor(direct=True)
-            done = PositionalBackend().read(descriptor, buffer[: blocks * BLOCK_BYTES].data, self.offset - before)
-            self.file.check()
+            done = self.file.scatter([buffer[: blocks * BLOCK_BYTES].data], self.offset - before, direct=True)
         except OSError as error:
             raise self.error(f"reading failed ({error.strerror})") from error
         if done < end:

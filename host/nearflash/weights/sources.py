@@ -27,6 +27,7 @@ from nearflash.abi.errors import WeightsError
 from nearflash.weights.expand import expand
 from nearflash.weights.file import TensorExpander, WeightsTensor
 from nearflash.weights.folder import FLOATING
+from nearflash.weights.striped import Stripes
 from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
 __all__ = ["Source", "SourcePiece", "read_dense", "sources_of"]
@@ -90,6 +91,12 @@ class Source:
     def with_expander(self, expander: TensorExpander) -> "Source":
         """The same with its compressed tensors expanded by a device."""
         tensors = [replace(piece.tensor, expander=expander) for piece in self.pieces]
+        pieces = [replace(piece, tensor=tensor) for piece, tensor in zip(self.pieces, tensors, strict=True)]
+        return replace(self, pieces=tuple(pieces))
+
+    def on_stripes(self, stripes: Stripes) -> "Source":
+        """The same with its tensors read from several drives."""
+        tensors = [replace(piece.tensor, file=stripes.file(piece.tensor.file)) for piece in self.pieces]
         pieces = [replace(piece, tensor=tensor) for piece, tensor in zip(self.pieces, tensors, strict=True)]
         return replace(self, pieces=tuple(pieces))
 

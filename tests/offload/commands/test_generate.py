@@ -146,6 +146,15 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
             ("--kv-device", "model:attend-tiny", "--path", "kv", "--nand-block-pages", "64"),
             "path must be left out with nand_block_pages",
         ),
+        (("--weights-path", "a"), "weights_path must be given with --plan FILE, or --plan auto"),
+        (
+            ("--weights", "disk=1", "--weights-path", "a", "--weights-ratio", "2,1"),
+            "weights_ratio must have a number for each weights_path",
+        ),
+        (
+            ("--weights", "disk=1", "--weights-path", "a", "--expand-device", "model"),
+            "weights_path must be left out with expand_device",
+        ),
         (("--expand-device", "model"), "expand_device must be given with --plan FILE, or --plan auto"),
         (
             ("--weights", "disk=1", "--expand-device", "model", "--expert-memory", "1"),
@@ -165,6 +174,18 @@ def test_options_that_do_not_go_together(options, message, monkeypatch):
     monkeypatch.setattr(OffloadedModel, "__init__", None)  # nothing is loaded before
     with pytest.raises(CommandError, match=re.escape(message)):
         run("a prompt", *options)
+
+
+def test_layers_on_disk_come_from_several_drives(prompts, tmp_path, capsys):
+    run("--prompts", prompts, "--weights", "disk=1", "--attention", "dense")
+    expected = texts_of(capsys)
+    paths = [tmp_path / "a", tmp_path / "b"]
+    options = [word for path in paths for word in ("--weights-path", path)]
+    run("--prompts", prompts, "--weights", "disk=1", "--attention", "dense", "--weights-ratio", "2,1", *options)
+    out, err = capsys.readouterr()
+    assert [text for text in out.split("\n\n") if text.strip()] == expected
+    assert re.search(r"weights: .* GB are copied once to .*a, .*b", err)
+    assert re.search(r"weights from .*a [\d.]+ MB, .*b [\d.]+ MB", err)
 
 
 def test_a_plan_that_is_searched_knows_what_a_policy_reads(prompts, capsys):

@@ -21,15 +21,8 @@ __all__ = [
 
 AUTO = "auto"
 _WITH_PLAN = (
-    "gpu_memory",
-    "host_memory",
-    "disk",
-    "scratch",
-    "results",
-    "trace",
-    "expert_memory",
-    "no_overlap",
-    "expand_device",
+    *("gpu_memory", "host_memory", "disk", "scratch", "results", "trace", "expert_memory", "no_overlap"),
+    *("expand_device", "weights_path", "weights_ratio"),
 )
 """Options that go with a plan alone."""
 _SHARES = {"weights": "disk=1", "cache": "host=1", "activations": "gpu=1"}
@@ -177,6 +170,11 @@ def _add_plan(group: Any) -> None:
     add("--results", type=Path, metavar="FILE",
         help="Write finished texts to this file of JSON lines, and go on from it after an interruption.")  # fmt: skip
     add("--trace", type=Path, metavar="FILE", help="Write what ran when, and what was predicted, for ui.perfetto.dev.")
+    add("--weights-path", type=Path, metavar="FILE", action="append",
+        help="Read the layers on disk from these files on several drives at once, given several times; they are made "
+        "where they are not there, a copy of the checkpoint.")  # fmt: skip
+    add("--weights-ratio", type=_counts, metavar="N,…",
+        help="Parts of the copy on each --weights-path, as 2,1 (default: as many on each).")  # fmt: skip
     add("--expand-device", metavar="NAME",
         help="Have compressed weights of the layers on disk read and expanded by this device beside the drive, as "
         "xrt:expand-smartssd: the dense ones cross the link.")  # fmt: skip
@@ -203,6 +201,10 @@ def check_options(arguments: argparse.Namespace, prompts: Sequence[Any], devices
         full_name(arguments.expand_device, "expand")  # what is none is named now
         if arguments.expert_memory is not None:
             raise CommandError("expert_memory must be left out with expand_device: experts are read one by one")
+        if arguments.weights_path is not None:
+            raise CommandError("weights_path must be left out with expand_device, which reads from its own drive")
+    if arguments.weights_ratio is not None and len(arguments.weights_path or ()) != len(arguments.weights_ratio):
+        raise CommandError("weights_ratio must have a number for each weights_path")
     if not has_plan and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise CommandError("a plan must be given with several ranks: --plan, or --weights and others by hand")
     one_by_one = [name for name in ("stream", "session") if getattr(arguments, name)]
@@ -295,6 +297,10 @@ def shares(text: str) -> Shares:
 
 def _ratio(text: str) -> tuple[float, ...]:
     return tuple(above_zero(part, 1e6, "list of numbers") for part in text.split(","))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(positive(part) for part in text.split(","))
 
 
 def _gigabytes(text: str) -> float:

@@ -150,7 +150,8 @@ def _run_by_plan(job: Job) -> int:
     experts = None if options.expert_memory is None else int(options.expert_memory)
     with OffloadedModel(
         options.model, policy, device=job.devices.model, scratch=options.scratch, expert_bytes=experts,
-        expand_device=options.expand_device,
+        expand_device=options.expand_device, weights_paths=options.weights_path or (),
+        weights_ratio=options.weights_ratio, announce=partial(print, file=sys.stderr),
     ) as model:  # fmt: skip
         if one_call:
             assert attention is not None
@@ -163,6 +164,9 @@ def _run_by_plan(job: Job) -> int:
             print(_link_line(model.ledger.links), file=sys.stderr)
         else:
             code = _compute_blocks(job, model, rows, settings, plan, attention, places)
+        if moved := model.bytes_by_path:
+            print(f"weights from {', '.join(f'{path} {size / 1e6:,.1f} MB' for path, size in moved.items())}",
+                  file=sys.stderr)  # fmt: skip
         if options.trace is not None:
             _write_trace(model, options.trace, plan, len(rows))
     return code

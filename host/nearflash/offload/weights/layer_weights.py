@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from nearflash.abi.errors import CommandError
+from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.offload.tiers.ledger import WEIGHTS_WAIT, Ledger
 from nearflash.offload.tiers.link import DeviceLink, StagedBuffer, host_memory
 from nearflash.offload.weights.groups import quantize_source
@@ -161,7 +161,10 @@ class LayerWeights:
         with self._free.fill() as buffer:
             self._link.before_fill(buffer)
             with self._ledger.span("load weights", layer=number):
-                self._fill(self._layers[number], buffer)
+                try:
+                    self._fill(self._layers[number], buffer)
+                except WeightsError as error:
+                    raise WeightsError(f"layer {number}: {error}") from error
         return buffer
 
     def _fill(self, layer: _Layer, buffer: StagedBuffer) -> None:

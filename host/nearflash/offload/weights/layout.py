@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
-from nearflash.storage.io.backend import BLOCK_BYTES, PositionalBackend
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.support.threads import map_all, set_ieee_arithmetic
@@ -191,12 +191,7 @@ def read_run(run: FileRun, memory: Tensor, direct: bool = True) -> None:
     """
     view = memory[run.buffer_offset : run.buffer_offset + run.room_bytes].numpy()
     try:
-        descriptor = run.file.descriptor(direct)
-        if run.exact:
-            done = _read_exact(descriptor, run, view)
-        else:
-            done = PositionalBackend().read(descriptor, view.data, run.offset)
-        run.file.check()
+        done = _read_exact(run, view, direct) if run.exact else run.file.scatter([view.data], run.offset, direct)
     except OSError as error:
         raise WeightsError(f"{run.file.path}: reading {run.what!r} failed ({error.strerror})") from error
     if done < run.size_bytes:
@@ -206,7 +201,7 @@ def read_run(run: FileRun, memory: Tensor, direct: bool = True) -> None:
         )
 
 
-def _read_exact(descriptor: int, run: FileRun, view: NDArray[np.uint8]) -> int:
+def _read_exact(run: FileRun, view: NDArray[np.uint8], direct: bool) -> int:
     """Read whole blocks into their place, of the first and the last what is of the run; returns its bytes read."""
     before = run.offset % BLOCK_BYTES
     head = min(BLOCK_BYTES - before, run.size_bytes) if before else 0
@@ -215,7 +210,7 @@ def _read_exact(descriptor: int, run: FileRun, view: NDArray[np.uint8]) -> int:
     first, last = reuse_buffer(2 * BLOCK_BYTES).reshape(2, BLOCK_BYTES)
     blocks = [(head, first), (end - head, view[head:end]), (tail, last)]
     memories = [block.data for size, block in blocks if size]
-    done = PositionalBackend().scatter(descriptor, memories, run.offset - before) - before
+    done = run.file.scatter(memories, run.offset - before, direct) - before
     view[:head] = first[before : before + head]
     view[end:] = last[:tail]
     return done

@@ -10,11 +10,13 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.storage.io.backend import PositionalBackend
 from nearflash.support.files import open_regular
 
 __all__ = ["UnchangedFile"]
@@ -38,7 +40,7 @@ class UnchangedFile:
             status = os.fstat(self._descriptors[False])
         self.size_bytes = status.st_size
         """When it was opened."""
-        self._mtime_ns = status.st_mtime_ns
+        self.mtime_ns = status.st_mtime_ns
 
     def descriptor(self, direct: bool) -> int:
         """For positional reads, past the page cache if `direct` and the file system can; call `check` after each."""
@@ -50,8 +52,22 @@ class UnchangedFile:
     def check(self) -> None:
         """Raise OSError where the file is not the one that was opened any more: what was read may be of another one."""
         status = os.fstat(self._descriptors[False])
-        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self._mtime_ns):
+        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
             raise OSError(errno.ESTALE, "it was changed while it was in use; start again", str(self.path))
+
+    def scatter(self, memories: Sequence[memoryview], offset: int, direct: bool) -> int:
+        """Fill one memory after another from `offset` on; fewer bytes than asked for only at the end of the file.
+
+        direct: past the page cache if the file system can; then all is a multiple of 4,096 bytes. Raises OSError, also
+        as `check` does.
+        """
+        backend, descriptor = PositionalBackend(), self.descriptor(direct)
+        if len(memories) == 1:  # at the end of the file nothing is read twice then
+            done = backend.read(descriptor, memories[0], offset)
+        else:
+            done = backend.scatter(descriptor, memories, offset)
+        self.check()
+        return done
 
     def read(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:
         """Bytes through the page cache. Raises OSError also where the file ends before them."""

@@ -48,7 +48,11 @@ class Stripe:
 
     def file_of(self, extent: Extent) -> int:
         """The file that holds the extent."""
-        return self._round[extent.index % len(self._round)]
+        return self.file_at(extent.index)
+
+    def file_at(self, index: int) -> int:
+        """The file that holds the extent of that index."""
+        return self._round[index % len(self._round)]
 
     def extents_of(self, file: int, extents: Iterable[Extent]) -> tuple[Extent, ...]:
         """The extents, of those given, that the file holds, in order."""
