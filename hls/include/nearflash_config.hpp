@@ -103,6 +103,21 @@ struct attend_pynq_z2 {
     static constexpr std::int64_t port_bits = 64;
     static constexpr std::uint64_t digest = 0xfbc306f4d155cd0full;
 };
+struct attend_smartssd {
+    static constexpr std::int64_t channels = 2;
+    static constexpr std::int64_t heads_per_beat = 4;
+    static constexpr std::int64_t contexts = 16;
+    static constexpr std::int64_t gather_slots = 8;
+    static constexpr std::int64_t query_rows = 1024;
+    static constexpr std::int64_t score_blocks = 4;
+    static constexpr std::int64_t score_entries = 65536;
+    static constexpr std::int64_t selector_keys = 8192;
+    static constexpr std::int64_t luns = 0;
+    static constexpr std::int64_t page_bytes = 16384;
+    static constexpr std::int64_t clock_hz = 300000000;
+    static constexpr std::int64_t port_bits = 512;
+    static constexpr std::uint64_t digest = 0x9e02961c9091e388ull;
+};
 struct attend_smartssd_tiny {
     static constexpr std::int64_t channels = 2;
     static constexpr std::int64_t heads_per_beat = 1;
@@ -115,8 +130,8 @@ struct attend_smartssd_tiny {
     static constexpr std::int64_t luns = 0;
     static constexpr std::int64_t page_bytes = 4096;
     static constexpr std::int64_t clock_hz = 100000000;
-    static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0xd5e913045a454e1eull;
+    static constexpr std::int64_t port_bits = 512;
+    static constexpr std::uint64_t digest = 0xb529bd76fb4ea976ull;
 };
 struct attend_zynq7045 {
     static constexpr std::int64_t channels = 8;

@@ -266,15 +266,16 @@ def _attend(build: AttendConfig) -> _Kernel:
     nand: dict[str, Callable[[], Any]] = {
         "nand_controller": partial(NandController, build.luns, build.nand, build.clock_hz, tag=TAG),
         "codeword_checker": CodewordChecker, "corrector": partial(CorrectorShare, min(4, build.channels)),
-        "page_transfer": PageTransfer, "page_mover": partial(PageMover, build),
+        "page_transfer": PageTransfer, "page_mover": partial(PageMover, build.inner),
     } if build.luns else {}  # fmt: skip
     units: dict[str, Callable[[], Any]] = {
         "exact_mac": ExactMac, "exp2": Exp2, "argtopk": partial(RadixSelector, build.selector_keys), **nand,
-        **{name: partial(unit, build) for name, unit in (
+        **{name: partial(unit, build.inner) for name, unit in (
             ("selection", Selection), ("prepare", Prepare), ("scan_walker", ScanWalker), ("token_walker", TokenWalker),
             ("context_table", ContextTable), ("finish", Finish), ("channel_engine", ChannelEngine),
-            ("channel", Channel), ("total", AttendKernel),
+            ("channel", Channel),
         )},
+        "total": partial(AttendKernel, build),
     }  # fmt: skip
     return _Kernel(units, "channel", "top.channel_*", build.channels)
 

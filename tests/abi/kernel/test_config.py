@@ -83,6 +83,7 @@ def test_ports_of_the_kernels() -> None:
         "update-tiny": (4, 8),
         "update-smartssd": (4, 64),
         "attend-tiny": (1, 8),
+        "attend-smartssd": (1, 64),
         "expand-tiny": (2, 8),
         "expand-smartssd": (2, 64),
     }

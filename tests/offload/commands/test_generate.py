@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("scipy")
 pytest.importorskip("accelerate")
 
-from nearflash.abi.errors import CommandError, PlanError
+from nearflash.abi.errors import CommandError, PlanError, UnsupportedError
 from nearflash.cli.plan import tune
 from nearflash.identity import weights_digests
 from nearflash.inference.calibration.choose import UNIFORM, model_digest
@@ -174,6 +174,19 @@ def test_options_that_do_not_go_together(options, message, monkeypatch):
     monkeypatch.setattr(OffloadedModel, "__init__", None)  # nothing is loaded before
     with pytest.raises(CommandError, match=re.escape(message)):
         run("a prompt", *options)
+
+
+def test_pages_come_from_the_drive_beside_a_device(tmp_path, capsys):
+    text = " ".join(f"In chapter {number} we count." for number in range(60))  # some index blocks of 256 tokens
+    policy = ("--attention", "sparf-page", "--top-k", "4", "--min-tokens", "16", "--local-window", "8")
+    options = (text, "--weights", "gpu=1", "--kv-device", "model:attend-smartssd-tiny", *policy)
+    run(*options, "--max-new-tokens", 2)
+    expected = texts_of(capsys)
+    path = tmp_path / "drive"
+    run(*options, "--max-new-tokens", 2, "--path", path, "--cache-size", "1M")
+    assert texts_of(capsys) == expected and not path.exists()
+    with pytest.raises(UnsupportedError, match=r"head 0 on model:attend-smartssd-tiny must take at most \d+ pages"):
+        run(*options[:-8], "--attention", "dense", "--path", path, "--cache-size", "64K")
 
 
 def test_layers_on_disk_come_from_several_drives(prompts, tmp_path, capsys):

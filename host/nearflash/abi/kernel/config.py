@@ -173,7 +173,7 @@ class AttendConfig(KernelConfig):
     """Largest page, bytes: 4096, 8192 or 16384."""
     clock_hz: int
     port_bits: int = 64
-    """Data width of the memory port."""
+    """Data width of the memory port. Inside, 8 bytes a cycle are read: a wider port serves fewer, longer beats."""
     nand: NandTiming = _SLC
     """What the controllers count with; without LUNs it means nothing."""
     kernel: str = "attend"
@@ -200,6 +200,11 @@ class AttendConfig(KernelConfig):
     def ports(self) -> int:
         """AXI4 ports: gmem0, for all of the kernel's traffic with memory."""
         return 1
+
+    @property
+    def inner(self) -> "AttendConfig":
+        """The same build with the buses of 64 bits that its units have."""
+        return replace(self, port_bits=64)
 
 
 @dataclass(frozen=True)
@@ -265,9 +270,12 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
         AttendConfig("pynq-z2", channels=1, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=2048,
                      score_blocks=8, score_entries=8192, selector_keys=4096, luns=0, page_bytes=4096,
                      clock_hz=100_000_000),
+        AttendConfig("smartssd", channels=2, heads_per_beat=4, contexts=16, gather_slots=8, query_rows=1024,
+                     score_blocks=4, score_entries=1 << 16, selector_keys=1 << 13, luns=0, page_bytes=16384,
+                     clock_hz=300_000_000, port_bits=512),
         AttendConfig("smartssd-tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024,
                      score_blocks=8, score_entries=1 << 14, selector_keys=4096, luns=0, page_bytes=4096,
-                     clock_hz=100_000_000),
+                     clock_hz=100_000_000, port_bits=512),
         AttendConfig("zynq7045", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,
                      score_blocks=4, score_entries=1 << 16, selector_keys=1 << 15, luns=16, page_bytes=16384,
                      clock_hz=285_000_000, nand=_MLC),

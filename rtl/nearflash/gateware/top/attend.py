@@ -7,8 +7,9 @@
     channels ─► Finish ─► out, completions
 
 docs/contracts/attention.md draws the heads' way through them. All memory traffic is on gmem0: five readers share its
-read channels, Finish has its write channels. With LUNs a batch may also be one of page operations: then PageMover
-has the channels, a place among the readers, and the write channels.
+read channels, Finish has its write channels; where the port has more than 64 bits, a ReadWidener and a WriteWidener
+stand before it. With LUNs a batch may also be one of page operations: then PageMover has the channels, a place among
+the readers, and the write channels.
 
 Contract: the registers of nearflash.abi.registers.ATTEND, started as an XRT kernel (ap_ctrl_chain); descriptors and
 completions of nearflash.abi.attention. `waiting` is live, all other status stands still from `done` to the next start.
@@ -38,7 +39,9 @@ from nearflash.gateware.attention.control.tokens import TokenWalker
 from nearflash.gateware.attention.select.selection import Selection
 from nearflash.gateware.bus.arbiter import ReadArbiter
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
+from nearflash.gateware.bus.read_widener import ReadWidener
 from nearflash.gateware.bus.registers import RegisterFile
+from nearflash.gateware.bus.write_widener import WriteWidener
 from nearflash.gateware.nand.bch.share import CorrectorShare
 from nearflash.gateware.nand.link import NandLinkSignature
 from nearflash.gateware.nand.pages.mover import PageMover
@@ -74,9 +77,7 @@ class AttendKernel(wiring.Component):
     interrupt : Out, level.
     git_revision : In, first 32 bits of the git revision; tied by the board's wrapper, 0 in simulation.
 
-    Raises
-    ------
-    ValueError : the port is not 64 bits wide.
+    Inside all buses have 64 bits; on a wider port what is read and written goes as whole wide beats.
     """
 
     def __init__(self, config: AttendConfig) -> None:
@@ -87,7 +88,7 @@ class AttendKernel(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Units; then what connects them, by what flows."""
         m = Module()
-        config = self.config
+        config = self._inner = self.config.inner
         m.submodules.registers = self._registers = RegisterFile(ATTEND)
         m.submodules.batch = self._batch = Batch(config, self._registers.values.shape())
         m.submodules.prepare = self._prepare = Prepare(config)
@@ -207,14 +208,24 @@ class AttendKernel(wiring.Component):
         readers: list[Any] = [self._prepare, self._scan, self._tokens, self._memory]
         buses = [*(reader.bus for reader in readers), self._finish.read_bus]
         if self.config.luns:
-            m.submodules.mover = self._mover = PageMover(self.config)
+            m.submodules.mover = self._mover = PageMover(self._inner)
             buses.append(self._mover.read_bus)
-        m.submodules.arbiter = arbiter = ReadArbiter(len(buses), self.config.port_bits)
+        inner_bits = self._inner.port_bits
+        m.submodules.arbiter = arbiter = ReadArbiter(len(buses), inner_bits)
         for bus, port in zip(buses, arbiter.port, strict=True):
             wiring.connect(m, bus, port)
-        connect_channels(m, arbiter.bus, self.m_axi_gmem0)
+        self._writes: Any = self.m_axi_gmem0
+        if self.config.port_bits == inner_bits:
+            connect_channels(m, arbiter.bus, self.m_axi_gmem0)
+        else:
+            m.submodules.reads = reads = ReadWidener(inner_bits, self.config.port_bits)
+            m.submodules.writes = writes = WriteWidener(inner_bits, self.config.port_bits)
+            wiring.connect(m, arbiter.bus, reads.port)
+            for widener in (reads, writes):
+                connect_channels(m, widener.bus, self.m_axi_gmem0)
+            self._writes = writes.port
         if not self.config.luns:
-            connect_channels(m, self._finish.write_bus, self.m_axi_gmem0)
+            connect_channels(m, self._finish.write_bus, self._writes)
         m.d.comb += [part.clear.eq(self._batch.begin) for part in (*readers, self._finish)]
         # Any reader's error counts against every head that ends while it stands.
         m.d.comb += self._contexts.memory_error.eq(Cat(reader.error.seen for reader in readers).any())
@@ -238,9 +249,9 @@ class AttendKernel(wiring.Component):
         # The write channels have one user a batch: no arbiter, and no order between their responses.
         with m.If(batch.pages):
             m.d.comb += [batch.ended.eq(mover.ended), batch.lost.eq(mover.lost), batch.error.eq(mover.error)]
-            connect_channels(m, mover.write_bus, self.m_axi_gmem0)
+            connect_channels(m, mover.write_bus, self._writes)
         with m.Else():
-            connect_channels(m, finish.write_bus, self.m_axi_gmem0)
+            connect_channels(m, finish.write_bus, self._writes)
 
     def _count(self, m: Module) -> None:
         """Events in a register on their way to the counters: they come from everywhere."""
