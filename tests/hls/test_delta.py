@@ -52,7 +52,9 @@ def test_around_a_quarter(pack, changed):
     assert pack(old, new, ValueFormat.BF16) == delta_of(old.tolist(), new.tolist(), ValueFormat.BF16)
 
 
-@pytest.fixture(scope="module", params=["update-tiny-delta", "update-smartssd-delta"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("update-tiny-delta", marks=pytest.mark.full), "update-smartssd-delta"]
+)
 def device(request):
     """Ports of one word of a delta, and of eight, of which the header shares four with the first tile."""
     with HlsDevice.open(request.param) as device:

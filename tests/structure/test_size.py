@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 63_900, "rtl": 28_800, "sim": 15_700, "hls": 100, "tests": 70_800}
+LINES = {"host": 65_000, "rtl": 29_000, "sim": 15_700, "hls": 100, "tests": 71_900}
 
 
 @pytest.mark.parametrize("top", LINES)

@@ -30,6 +30,7 @@ def test_rows(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
+@pytest.mark.full
 def test_muon_from_random_weights_is_torchs(tmp_path):
     mine, theirs = "muon", "torch-muon"
     rows = {row["case"]: row for row in curves.run([mine, theirs], weights="random", steps=10, path=tmp_path)}

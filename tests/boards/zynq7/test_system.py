@@ -78,7 +78,7 @@ class WrappedDevice(VerilatorDevice):
 
 @pytest.fixture(
     scope="module",
-    params=[*(pytest.param(count, marks=pytest.mark.full) for count in (1, 2)), 4],
+    params=[1, 2, 4],
     ids=lambda count: f"{count} ports",
 )
 def device(request):
@@ -86,6 +86,7 @@ def device(request):
         yield opened
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", [MemoryModel(read_latency_cycles=40), MemoryModel(stall_percent=50, seed=3)])
 def test_an_update_equals_the_model(device, model):
     params = 777
@@ -99,6 +100,7 @@ def test_an_update_equals_the_model(device, model):
         assert results[name] == getattr(expected, name).tobytes(), name
 
 
+@pytest.mark.full
 def test_memory_sees_bursts_of_at_most_16_beats(device):
     before = device.kernel.statistics()
     rule, params = AdamStep(lr=1e-3, step=1), 1024
@@ -108,6 +110,7 @@ def test_memory_sees_bursts_of_at_most_16_beats(device):
         assert port.read_bursts - before[name].read_bursts >= arrays * 4 * params // 128, name
 
 
+@pytest.mark.full
 def test_the_identity_is_the_builds(device):
     assert device.identity.digest64 == update_config("update-pynq-z2").digest64
     assert device.identity.git_revision == 0x1234_5678

@@ -43,6 +43,7 @@ def test_queue_message():
         BurstWriter(64, max_burst_bytes=128, queue_beats=16)
 
 
+@pytest.mark.full
 def test_a_waiting_burst_does_not_overflow_the_beat_count():
     # Regression: 20 places and a burst of 16 need a count up to 36.
     parameters = {"max_burst_bytes": 128, "queue_beats": 20}

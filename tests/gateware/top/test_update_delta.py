@@ -20,7 +20,7 @@ TINY, WIDE = update_config("update-tiny-delta"), update_config("update-smartssd-
 ADAM = AdamStep(lr=1e-5, step=4, weight_decay=0.01)
 
 
-@pytest.fixture(scope="module", params=[TINY, pytest.param(WIDE, marks=pytest.mark.full)], ids=lambda c: c.full_name)
+@pytest.fixture(scope="module", params=[TINY, WIDE], ids=lambda c: c.full_name)
 def device(request):
     """Of ports of one word of a delta, and of eight."""
     model = MemoryModel(read_latency_cycles=60, write_latency_cycles=40)
@@ -53,6 +53,7 @@ def test_equals_the_model_to_the_bit(device, rule, params, copy, in_place):
     assert counters["cycles"] <= max(params // config.lanes, 2 * words) + 2 * 2048 + lane.LATENCY + 300
 
 
+@pytest.mark.full
 def test_whole_copies_come_between_deltas(device):
     """The packer's part of the writer is as it was."""
     state = random_state(np.random.default_rng(5), 5000)

@@ -28,6 +28,8 @@ __all__ = ["KernelLibrary", "MemoryModel", "PortStatistics", "ProtocolError", "S
 
 _SHIM = Path(__file__).parents[1] / "shims" / "kernel.cpp"
 _REGISTER_LIMIT_CYCLES = 1000
+_NARROW_BITS = 64
+"""Kernels with ports up to this width run as fast where they are compiled for short runs, within the spread."""
 _WAITS_BYTES = 1 << 16
 _WAITS_SHOWN = 16
 _RESPONSES = ("OKAY", "EXOKAY", "SLVERR", "DECERR")
@@ -135,6 +137,7 @@ class KernelLibrary:
             trace=trace,
             show_streams=True,
             batch=True,
+            brief=max(port.width for port in design.ports) <= _NARROW_BITS,
         )
         self._library = _declare(ctypes.CDLL(str(path)))
         self.base_address = base_address
