@@ -89,6 +89,11 @@
 #define NEARFLASH_UPDATE_WAIT_M_CYCLES 0x150u /* 64 bits, ro: cycles in which the lanes waited for first moments */
 #define NEARFLASH_UPDATE_WAIT_V_CYCLES 0x158u /* 64 bits, ro: cycles in which the lanes waited for second moments */
 #define NEARFLASH_UPDATE_WAIT_WRITE_CYCLES 0x160u /* 64 bits, ro: cycles in which the lanes waited for the writers */
+#define NEARFLASH_UPDATE_MASTER_TYPE 0x180u /* 32 bits, ro: block type, 'MSTR' */
+#define NEARFLASH_UPDATE_MASTER_VERSION 0x184u /* 32 bits, ro: block version */
+#define NEARFLASH_UPDATE_MASTER_SIZE 0x188u /* 32 bits, ro: block size, bytes */
+#define NEARFLASH_UPDATE_REST_ADDRESS 0x190u /* 64 bits, rw: rests of a split master, read; builds with them only; a byte address, a multiple of half the port width */
+#define NEARFLASH_UPDATE_REST_OUT_ADDRESS 0x198u /* 64 bits, rw: rests of a split master, written; builds with them only; a byte address, a multiple of half the port width */
 
 /* attend: 4096 bytes of AXI4-Lite address space */
 #define NEARFLASH_ATTEND_CONTROL 0x000u /* 32 bits, control: XRT kernel control */
@@ -230,8 +235,10 @@
 
 #define NEARFLASH_DIGEST_UPDATE_TINY 0x6d8d65ffe1b7d9bdull
 #define NEARFLASH_DIGEST_UPDATE_TINY_DELTA 0xa5e0ffb9b569e9a9ull
+#define NEARFLASH_DIGEST_UPDATE_TINY_SPLIT 0x2645e8eaf148c6a8ull
 #define NEARFLASH_DIGEST_UPDATE_SMARTSSD 0xc9432a3552cb612cull
 #define NEARFLASH_DIGEST_UPDATE_SMARTSSD_DELTA 0x4d30d39e55d279d9ull
+#define NEARFLASH_DIGEST_UPDATE_SMARTSSD_SPLIT 0xc0946dbde1bc1831ull
 #define NEARFLASH_DIGEST_UPDATE_PYNQ_Z2 0xbb7a999e66391785ull
 #define NEARFLASH_DIGEST_ATTEND_TINY 0x1b49b96f9fb55ad4ull
 #define NEARFLASH_DIGEST_ATTEND_PYNQ_Z2 0xfbc306f4d155cd0full

@@ -46,6 +46,15 @@ struct update_tiny_delta {
     static constexpr std::int64_t delta = 1;
     static constexpr std::uint64_t digest = 0xa5e0ffb9b569e9a9ull;
 };
+struct update_tiny_split {
+    static constexpr std::int64_t lanes = 1;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t outstanding_bursts = 4;
+    static constexpr std::int64_t burst_bytes = 512;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::int64_t delta = 0;
+    static constexpr std::uint64_t digest = 0x2645e8eaf148c6a8ull;
+};
 struct update_smartssd {
     static constexpr std::int64_t lanes = 4;
     static constexpr std::int64_t port_bits = 512;
@@ -63,6 +72,15 @@ struct update_smartssd_delta {
     static constexpr std::int64_t clock_hz = 300000000;
     static constexpr std::int64_t delta = 1;
     static constexpr std::uint64_t digest = 0x4d30d39e55d279d9ull;
+};
+struct update_smartssd_split {
+    static constexpr std::int64_t lanes = 4;
+    static constexpr std::int64_t port_bits = 512;
+    static constexpr std::int64_t outstanding_bursts = 8;
+    static constexpr std::int64_t burst_bytes = 4096;
+    static constexpr std::int64_t clock_hz = 300000000;
+    static constexpr std::int64_t delta = 0;
+    static constexpr std::uint64_t digest = 0xc0946dbde1bc1831ull;
 };
 struct update_pynq_z2 {
     static constexpr std::int64_t lanes = 1;

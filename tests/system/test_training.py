@@ -46,7 +46,7 @@ def test_three_steps_equal_the_model(device, tmp_path, profile):
         assert -STEPS * 6 * 48 <= spare < traffic.params / 2 if says else spare == 0
 
 
-def _train(device, path, state_format):
+def _train(device, path, state_format, **more):
     """Bits of the parameters and of p, m, v after some steps, in extents that end inside tiles of the dither."""
     generator = torch.Generator().manual_seed(9)
     tensors = [torch.nn.Parameter(torch.randn(s, generator=generator).to(torch.bfloat16)) for s in (*SHAPES, (9000,))]
@@ -56,6 +56,7 @@ def _train(device, path, state_format):
         "param_dtype": "bf16",
         "extent_params": 1024,
         "state_format": state_format,
+        **more,
     }
     with NearStorageAdamW(tensors, path=path, device=device, **options) as optimizer:
         for _ in range(STEPS):
@@ -74,3 +75,13 @@ def test_narrow_state_has_the_bits_of_host(device, tmp_path, state_format):
     with open_device("host:update-tiny") as host:
         expected = _train(host, tmp_path / "host", state_format)
     assert _train(device, tmp_path / "device", state_format) == expected
+
+
+@pytest.mark.parametrize("state_format", ["fp32", "bf16", "mx8"])
+def test_a_split_master_in_gateware_has_the_bits_of_an_fp32_one_on_host(tmp_path, state_format):
+    """Masters and moments; the tensors are those of a split one on host."""
+    with open_device("host:update-tiny") as host, open_device("verilator:update-tiny-split") as gateware:
+        whole = _train(host, tmp_path / "whole", state_format)
+        expected = _train(host, tmp_path / "split", state_format, master="split")
+        found = _train(gateware, tmp_path / "gateware", state_format, master="split")
+    assert found == expected and found[-3:] == whole[-3:]

@@ -124,9 +124,9 @@ def test_black_boxes_and_their_cells_add_up_to_the_whole(stage: UnitResources) -
 def test_unknown_names_list_what_exists() -> None:
     with pytest.raises(ConfigError, match=r"family must be one of xc7, xcup, not 'ice40'"):
         list(run("update", "ice40", "tiny"))
-    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny-delta, not 'update-huge'"):
+    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny-split, not 'update-huge'"):
         list(run("update", "xc7", "huge"))
-    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny-delta, not 'expand-huge'"):
+    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny-split, not 'expand-huge'"):
         list(run("expand", "xc7", "huge"))
     with pytest.raises(ConfigError, match=r"family must be one of xc7, xcup, not 'ice40'"):
         list(run("expand", "ice40", "tiny"))

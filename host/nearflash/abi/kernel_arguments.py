@@ -6,15 +6,15 @@ and the index of an argument is what `xrt::kernel::group_id` takes.
 
 from dataclasses import dataclass
 
-from nearflash.abi.fields import Access, Register
-from nearflash.abi.registers import REGISTER_MAPS
+from nearflash.abi.fields import Access, Register, RegisterMap
 
 __all__ = ["CONTROL_PORT", "KernelArgument", "kernel_arguments"]
 
 CONTROL_PORT = "s_axi_control"
 _POINTER_PORTS = {
     "update": {
-        "g_address": 0, "copy_out_address": 0, "p_address": 1, "p_out_address": 1,
+        "g_address": 0, "copy_out_address": 0,
+        "p_address": 1, "p_out_address": 1, "rest_address": 1, "rest_out_address": 1,
         **{f"{state}{part}_address": port for state, port in (("m", 2), ("v", 3))
            for part in ("", "_out", "_scale", "_scale_out")},
     },
@@ -39,10 +39,10 @@ class KernelArgument:
         return self.port != CONTROL_PORT
 
 
-def kernel_arguments(kernel: str) -> tuple[KernelArgument, ...]:
-    """The arguments of a kernel, by index."""
-    names = {name: f"m_axi_gmem{port}" for name, port in _POINTER_PORTS[kernel].items()}
-    written = (register for register in REGISTER_MAPS[kernel] if register.access is Access.RW)
+def kernel_arguments(registers: RegisterMap) -> tuple[KernelArgument, ...]:
+    """The arguments of the kernel that has this map, by index."""
+    names = {name: f"m_axi_gmem{port}" for name, port in _POINTER_PORTS[registers.name].items()}
+    written = (register for register in registers if register.access is Access.RW)
     return tuple(
         KernelArgument(index, register, names.get(register.name, CONTROL_PORT))
         for index, register in enumerate(written)

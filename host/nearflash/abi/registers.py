@@ -8,7 +8,19 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.counters import ATTEND_COUNTERS, EXPAND_COUNTERS, UPDATE_COUNTERS
 from nearflash.abi.fields import Access, Field, Register, RegisterMap
 
-__all__ = ["ATTEND", "DELTA_BIT", "EXPAND", "FACTOR_BITS", "MAGIC", "REGISTER_MAPS", "UPDATE", "fourcc"]
+__all__ = [
+    "ALL_REGISTERS",
+    "ATTEND",
+    "DELTA_BIT",
+    "EXPAND",
+    "FACTOR_BITS",
+    "MAGIC",
+    "REGISTER_MAPS",
+    "SPLIT_BIT",
+    "SPLIT_UPDATE",
+    "UPDATE",
+    "fourcc",
+]
 
 
 def fourcc(text: str) -> int:
@@ -23,6 +35,8 @@ DELTA_BIT = 18
 """Of register `program`, in builds with deltas: write what the copy changes in its place (docs/contracts/gradients.md).
 
 No field of the map, which is that of builds without, too: their digests, and bitstreams, stay as they are."""
+SPLIT_BIT = 19
+"""Of register `program`, in builds with split masters: `p_address` and `p_out_address` are those of its weights."""
 _RW, _RO, _CONTROL = Access.RW, Access.RO, Access.CONTROL
 
 
@@ -146,6 +160,19 @@ UPDATE = RegisterMap(
 )
 
 
+def _master(offset: int) -> tuple[Register, ...]:
+    doc = "rests of a split master, {}; builds with them only; a byte address, a multiple of half the port width"
+    return (
+        *_block_header("master", offset, "MSTR", 1, 0x20),
+        Register("rest_address", offset + 0x10, 64, _RW, doc.format("read")),
+        Register("rest_out_address", offset + 0x18, 64, _RW, doc.format("written")),
+    )
+
+
+SPLIT_UPDATE = RegisterMap("update", UPDATE.size_bytes, (*UPDATE, *_master(0x180)))
+"""Map of builds with split masters; the others lack its last block, and so keep their digests."""
+
+
 def _attend(offset: int) -> tuple[Register, ...]:
     return (
         *_block_header("attend", offset, "ATTN", 1, 0x40),
@@ -200,3 +227,5 @@ EXPAND = RegisterMap(
 )
 
 REGISTER_MAPS = {"update": UPDATE, "attend": ATTEND, "expand": EXPAND}
+ALL_REGISTERS = REGISTER_MAPS | {"update": SPLIT_UPDATE}
+"""Maps with every block that some build of a kernel has, for readers."""

@@ -12,7 +12,7 @@ from nearflash.abi.counters import KERNEL_COUNTERS
 from nearflash.abi.errors import DeviceError, DigestError, StreamError, WaitTimeoutError
 from nearflash.abi.kernel.commands import Command, Completion, Status
 from nearflash.abi.kernel.config import KernelConfig
-from nearflash.abi.registers import MAGIC, REGISTER_MAPS
+from nearflash.abi.registers import MAGIC
 from nearflash.abi.topk import FAULT_TEXTS, StreamFault
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice
@@ -50,7 +50,7 @@ class RegisterDevice(CheckedDevice):
     """From the start of the last command to when its end was seen, s."""
 
     def __init__(self, backend: str, config: KernelConfig, memory: Memory) -> None:
-        self._map = REGISTER_MAPS[config.kernel]
+        self._map = config.registers
         super().__init__(self._identify(backend, config), memory)
 
     @abstractmethod

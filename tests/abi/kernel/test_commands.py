@@ -8,8 +8,8 @@ from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.formats import BF16, FP16
 from nearflash.abi.kernel.commands import AttendCommand, CopyFormat, GradientFormat, Status, UpdateCommand
 from nearflash.abi.kernel.config import CONFIGS, update_config
-from nearflash.abi.optimizers import AdamStep, LionStep, SgdStep, StateFormat
-from nearflash.abi.registers import DELTA_BIT, UPDATE
+from nearflash.abi.optimizers import AdamStep, LionStep, MasterFormat, SgdStep, StateFormat
+from nearflash.abi.registers import DELTA_BIT, SPLIT_BIT, SPLIT_UPDATE, UPDATE
 from nearflash.abi.topk import StreamFault
 
 TINY = update_config("update-tiny")
@@ -206,3 +206,38 @@ def test_the_deltas_bit_is_none_of_the_maps():
     assert all(field.lsb + field.width <= DELTA_BIT for field in fields)
     plain, asked = (command(copy=CopyFormat.BF16, delta=delta).registers()["program"] for delta in (False, True))
     assert asked == plain | 1 << DELTA_BIT and plain < 1 << DELTA_BIT
+
+
+def split_command(**more):
+    """Halves of masters where `command` has p."""
+    one = command(master=MasterFormat.SPLIT, **more)
+    halves = {"weight": 0x20_0000, "rest": 0x30_0004}
+    return replace(
+        one,
+        inputs={name: address for name, address in one.inputs.items() if name != "p"} | halves,
+        outputs={name: address for name, address in one.outputs.items() if name != "p"}
+        | {name: address + 0x8000 for name, address in halves.items()},
+    )
+
+
+def test_a_split_masters_weights_have_the_registers_of_p_and_its_rests_their_own():
+    """And a bit that no field of the map has."""
+    one = split_command()
+    one.check(update_config("update-tiny-split"))
+    values, plain = one.registers(), command().registers()
+    assert (values["p_address"], values["p_out_address"]) == (0x20_0000, 0x20_8000)
+    assert (values["rest_address"], values["rest_out_address"]) == (0x30_0004, 0x30_8004)
+    assert values["program"] == plain["program"] | 1 << SPLIT_BIT
+    assert set(values) - set(plain) == {"rest_address", "rest_out_address"}
+    assert {r.name for r in SPLIT_UPDATE} - {r.name for r in UPDATE} >= set(values) - set(plain)
+
+
+def test_a_split_master_is_refused_where_the_build_has_none_and_beside_a_copy():
+    with pytest.raises(CommandError, match="master must be fp32 on update-tiny, not split"):
+        split_command().check(TINY)
+    build = update_config("update-tiny-split")
+    with pytest.raises(CommandError, match="copy of a split master must be NONE, as its weight is one, not BF16"):
+        split_command(copy=CopyFormat.BF16).check(build)
+    moved = replace(split_command(), inputs=split_command().inputs | {"rest": 0x30_0002})
+    with pytest.raises(AlignmentError, match="rest read address must be a multiple of 4 bytes, not 0x300002"):
+        moved.check(build)

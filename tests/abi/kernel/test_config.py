@@ -6,10 +6,13 @@ import pytest
 
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.kernel.config import CONFIGS, attend_config, config, expand_config, update_config
+from nearflash.abi.registers import REGISTER_MAPS, UPDATE
 
 
 def test_an_unknown_name_lists_what_exists() -> None:
-    with pytest.raises(ConfigError, match=r"one of .*update-tiny, update-tiny-delta, not 'update-huge'"):
+    with pytest.raises(
+        ConfigError, match=r"one of .*update-tiny, update-tiny-delta, update-tiny-split, not 'update-huge'"
+    ):
         config("update-huge")
 
 
@@ -23,6 +26,7 @@ def test_an_unknown_name_lists_what_exists() -> None:
         ({"port_bits": 64, "lanes": 1, "burst_bytes": 4096}, "burst_bytes must be a divisor of 4096 of 1 to 256 beats"),
         ({"outstanding_bursts": 0}, "outstanding_bursts must be between 1 and 32, not 0"),
         ({"state_formats": ("bf16",)}, "state_formats must be fp32 alone, or fp32, bf16, mx8, not"),
+        ({"masters": ("split",)}, "masters must be fp32 alone, or fp32, split, not"),
         ({"delta": True, "lanes": 8, "gradients": ("fp32",)}, "delta must be False but for up to 4 lanes, not True"),
     ],
 )
@@ -42,6 +46,16 @@ def test_a_build_without_deltas_has_the_digest_from_before_there_were_any() -> N
     base = CONFIGS["update-pynq-z2"]
     assert base.digest64 == 0xBB7A999E66391785
     assert replace(base, delta=True, name="pynq-z2").digest64 != base.digest64
+
+
+def test_a_build_without_split_masters_has_the_map_and_the_digest_from_before_there_were_any() -> None:
+    base, split = CONFIGS["update-tiny"], CONFIGS["update-tiny-split"]
+    assert replace(split, name="tiny", masters=("fp32",)).digest == base.digest
+    assert base.registers is UPDATE and base.digest64 == 0x6D8D65FFE1B7D9BD
+    assert [r for r in split.registers if r.name in UPDATE] == list(UPDATE)
+    assert "rest_address" in split.registers and "rest_address" not in base.registers
+    assert all(build.registers is REGISTER_MAPS[build.kernel] for build in CONFIGS.values()
+               if "split" not in getattr(build, "masters", ()))  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ def narrow() -> UpdateConfig:
     return replace(SMALL, state_formats=("fp32", "bf16", "mx8"))
 
 
+@pytest.fixture(params=[1, 2, 4])
+def split(request: Any) -> UpdateConfig:
+    """The same with split masters, of one, two and four lanes."""
+    return replace(SMALL, lanes=request.param, port_bits=max(128, 64 * request.param), masters=("fp32", "split"))
+
+
 @pytest.fixture
 def serve_reads() -> Callable[..., Any]:
     """A read slave as a testbench: bytes from `memory`, random pauses, SLVERR in the page `bad_page`."""

@@ -6,7 +6,7 @@ import pytest
 from amaranth.sim import Simulator
 
 from nearflash.abi.kernel.commands import CopyFormat, Status
-from nearflash.abi.registers import UPDATE
+from nearflash.abi.registers import SPLIT_BIT, UPDATE
 from nearflash.gateware.bus.registers import RegisterFile
 from nearflash.gateware.update.fetch import INPUTS
 from nearflash.gateware.update.sequencer import Sequencer
@@ -21,17 +21,19 @@ class Run:
     """One command through a sequencer whose fetch and store take and finish at given cycles."""
 
     def __init__(self, config: Any, change: dict[str, Any], errors: dict[str, dict[int, int]] | None = None) -> None:
-        registers = RegisterFile(UPDATE)
+        registers = RegisterFile(config.registers)
         registers._MustUse__silence = True
         self.unit = unit = Sequencer(config, registers.values.shape())
         values = {**GOOD, "params": 100, **change}
         program = {name: values.pop(name, 0) for name in ("copy_format", "state_format")}
+        program = UPDATE["program"].pack(program) | values.pop("split", 0) << SPLIT_BIT
         self.commands: dict[str, Any] = {}
         self.order: list[str] = []
         self.clears_before_done = 0
 
         async def drive(ctx):  # type: ignore[no-untyped-def]
-            ctx.set(unit.values, {**values, "program": program})
+            ctx.set(unit.values, values)
+            ctx.set(unit.values.program.as_value(), program)
             ctx.set(unit.fetch_idle, 1)
             ctx.set(unit.store_idle, 1)
             assert ctx.get(unit.clear)
@@ -111,6 +113,17 @@ def test_format_scales_and_dither_reach_both_sides(narrow: Any) -> None:
     assert (fetch.form, [int(a) for a in fetch.scale_address]) == (2, [1, 2])
     assert (store.form, [int(a) for a in store.scale_address]) == (2, [3, 5])
     assert (store.dither.step, store.dither.first_param) == (9, (1 << 40) - 32)
+
+
+@pytest.mark.parametrize("name", ["p_address", "p_out_address", "rest_address", "rest_out_address"])
+def test_halves_of_masters_need_half_the_ports_width(split: Any, name: str) -> None:
+    half, params = split.port_bytes // 2, {"params": 96}
+    assert Run(split, {**params, name: 0x4000 + half, "split": 1}).status == Status.OK
+    run = Run(split, {**params, name: 0x4000 + half // 2, "split": 1})
+    assert (run.status, run.fault_address, run.order) == (Status.MISALIGNED, 0x4000 + half // 2, [])
+    # An fp32 master has no rests, and its address is a port's width's multiple.
+    whole = Run(split, {**params, name: 0x4000 + half})
+    assert whole.status == (Status.MISALIGNED if name[0] == "p" else Status.OK)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from nearflash.abi.fields import RegisterMap
 from nearflash.abi.kernel.commands import CopyFormat, Status
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers.program import DecayMode
-from nearflash.abi.registers import MAGIC, REGISTER_MAPS
+from nearflash.abi.registers import ALL_REGISTERS, MAGIC
 
 __all__ = ["header"]
 
@@ -37,7 +37,7 @@ def header() -> str:
         _define("magic", f"0x{MAGIC:08x}u"),
         "",
     ]
-    for registers in REGISTER_MAPS.values():
+    for registers in ALL_REGISTERS.values():
         lines += [*_map(registers), ""]
     for enum in (Status, DecayMode, CopyFormat):
         lines += [_define(f"{enum.__name__}_{member.name}", f"{member.value}u") for member in enum] + [""]

@@ -11,7 +11,7 @@ from nearflash.abi.formats import BF16, FP16, FP32, NumberFormat
 from nearflash.abi.kernel.config import KernelConfig, UpdateConfig
 from nearflash.abi.optimizers import MasterFormat, OptimizerStep
 from nearflash.abi.optimizers.program import program_registers
-from nearflash.abi.registers import DELTA_BIT, UPDATE
+from nearflash.abi.registers import DELTA_BIT, SPLIT_BIT, UPDATE
 from nearflash.abi.topk import StreamFault
 
 __all__ = [
@@ -227,19 +227,29 @@ class UpdateCommand:
 
     def registers(self) -> dict[str, int]:
         """Values of the kernel's argument registers, by register name; addresses of absent arrays are zero."""
-        values = program_registers(self.rule)
+        values, split = program_registers(self.rule), self.master is MasterFormat.SPLIT
         formats = {"copy_format": self.copy, "topk": self.gradient, "state_format": self.rule.state_format.code}
         scales = ("m_scale", "v_scale")
         return {
             **values,
-            "program": values["program"] | UPDATE["program"].pack(formats) | self.delta << DELTA_BIT,
+            "program": values["program"]
+            | UPDATE["program"].pack(formats)
+            | self.delta << DELTA_BIT
+            | split << SPLIT_BIT,
             "params": self.params,
             "gradient_bytes": self.gradient_bytes,
             **{f"{name}_address": self.inputs.get(name, 0) for name in ("g", "p", "m", "v", *scales)},
             **{f"{name}_out_address": self.outputs.get(name, 0) for name in ("p", "m", "v", "copy", *scales)},
+            **(self._split_registers() if split else {}),
             "step": self.rule.step & 0xFFFF_FFFF,
             "first_param": self.first_param,
         }
+
+    def _split_registers(self) -> dict[str, int]:
+        """Addresses of a split master: its weights have the place of p."""
+        given = {"": self.inputs, "_out": self.outputs}
+        names = {"p": "weight", "rest": "rest"}
+        return {f"{name}{out}_address": given[out][array] for name, array in names.items() for out in given}
 
 
 @dataclass(frozen=True)

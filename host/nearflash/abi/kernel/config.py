@@ -13,9 +13,10 @@ from typing import TypeVar
 from nearflash.abi import ABI_VERSION
 from nearflash.abi.bitmap import RowFormat
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.fields import RegisterMap
 from nearflash.abi.nand import NandTiming
 from nearflash.abi.optimizers import OPTIMIZERS, MasterFormat, StateFormat
-from nearflash.abi.registers import REGISTER_MAPS
+from nearflash.abi.registers import REGISTER_MAPS, SPLIT_UPDATE, UPDATE
 
 __all__ = [
     "CONFIGS",
@@ -66,10 +67,15 @@ class KernelConfig:
         return f"{self.kernel}-{self.name}"
 
     @property
+    def registers(self) -> RegisterMap:
+        """Register map of the build."""
+        return REGISTER_MAPS[self.kernel]
+
+    @property
     def digest(self) -> str:
         """SHA-256 (hex) of ABI version, parameters and register map."""
         registers = [[r.name, r.offset, r.width_bits, str(r.access), [[f.name, f.lsb, f.width] for f in r.fields]]
-                     for r in REGISTER_MAPS[self.kernel]]  # fmt: skip
+                     for r in self.registers]  # fmt: skip
         parameters = asdict(self)  # type: ignore[call-overload]
         # What came later changes no digest of a build without it: bitstreams that exist stay known.
         for one in fields(self):  # type: ignore[arg-type]
@@ -131,14 +137,19 @@ class UpdateConfig(KernelConfig):
                           "fp32, and topk with up to 4 lanes"),
             "delta": (not self.delta or self.gradients == SOFTWARE_GRADIENTS
                       or self.lanes <= 4, "False but for up to 4 lanes"),
-            "masters": (self.masters == _MASTER_FORMATS[:1] or self.gradients == SOFTWARE_GRADIENTS,
-                        "fp32 in hardware"),
+            "masters": (self.masters in (_MASTER_FORMATS[:1], _MASTER_FORMATS),
+                        f"fp32 alone, or {', '.join(_MASTER_FORMATS)}"),
         })  # fmt: skip
 
     @property
     def ports(self) -> int:
         """AXI4 ports: gmem0 (g in, copy out), gmem1 (p), gmem2 (m), gmem3 (v)."""
         return 4
+
+    @property
+    def registers(self) -> RegisterMap:
+        """Register map of the build: one with split masters has the addresses of their second halves, too."""
+        return UPDATE if len(self.masters) == 1 else SPLIT_UPDATE
 
     def in_software(self) -> "UpdateConfig":
         """Widen the build to what a device in software computes: every rule and every format, at the build's ports."""
@@ -260,10 +271,15 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
                      state_formats=_STATE_FORMATS, gradients=("fp32", "topk")),
         UpdateConfig("tiny-delta", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=512, clock_hz=100_000_000,
                      delta=True),
+        UpdateConfig("tiny-split", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=512, clock_hz=100_000_000,
+                     state_formats=_STATE_FORMATS, gradients=("fp32", "topk"), masters=_MASTER_FORMATS),
         UpdateConfig("smartssd", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096, clock_hz=300_000_000,
                      state_formats=_STATE_FORMATS, gradients=("fp32", "topk")),
         UpdateConfig("smartssd-delta", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096,
                      clock_hz=300_000_000, state_formats=_STATE_FORMATS, gradients=("fp32", "topk"), delta=True),
+        UpdateConfig("smartssd-split", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096,
+                     clock_hz=300_000_000, state_formats=_STATE_FORMATS, gradients=("fp32", "topk"),
+                     masters=_MASTER_FORMATS),
         UpdateConfig("pynq-z2", lanes=1, port_bits=64, outstanding_bursts=8, burst_bytes=128, clock_hz=100_000_000),
         AttendConfig("tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024, score_blocks=8,
                      score_entries=1 << 17, selector_keys=4096, luns=4, page_bytes=4096, clock_hz=100_000_000),

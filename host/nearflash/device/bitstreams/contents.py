@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 
 from nearflash.abi.errors import BitstreamError
 from nearflash.abi.kernel.config import KernelConfig
-from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device.bitstreams.board import Board
 from nearflash.device.bitstreams.header import Label, split_bit
 from nearflash.support.files import read_bytes
@@ -114,7 +113,7 @@ def _parameters(module: ElementTree.Element) -> dict[str, str]:
 def _check_registers(path: Path, board: Board, build: KernelConfig, kernel: ElementTree.Element) -> None:
     """Name and offset of each word of the kernel's register map; 64-bit ones are two, `name_1` and `name_2`."""
     expected = {}
-    for register in REGISTER_MAPS[build.kernel]:
+    for register in build.registers:
         words = register.width_bits // 32
         for word in range(words):
             name = register.name if words == 1 else f"{register.name}_{word + 1}"

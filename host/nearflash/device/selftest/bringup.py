@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import CommandError, DeviceError, NearflashError, ReplayError
 from nearflash.abi.fields import Access, Register
-from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device.base import Buffer, Device
 from nearflash.device.registers import RegisterDevice
 from nearflash.device.selftest.clock import measure_clock
@@ -91,7 +90,7 @@ def _identity(device: Device, _: dict[str, int]) -> str:
 def _registers(device: Device, _: dict[str, int]) -> str:
     """Every writable register holds every pattern, while all others hold their own."""
     assert isinstance(device, RegisterDevice)
-    registers = [register for register in REGISTER_MAPS[device.identity.config.kernel] if register.access is Access.RW]
+    registers = [register for register in device.identity.config.registers if register.access is Access.RW]
     before = {register.name: device.read(register.name) for register in registers}
     held = {register.name: _bits_held(device, register) for register in registers}
     for shift, _pattern in enumerate(_PATTERNS):

@@ -17,12 +17,13 @@ from nearflash.abi.optimizers import (
     AdagradStep,
     AdamStep,
     LionStep,
+    MasterFormat,
     OptimizerStep,
     Profile,
     SgdStep,
     StateFormat,
 )
-from nearflash.abi.optimizers.state import MX8, TILE_PARAMS
+from nearflash.abi.optimizers.state import HALVES, MX8, TILE_PARAMS
 from nearflash.abi.topk import ValueFormat
 from nearflash.device.backends.host.topk import encode_values, pack
 from nearflash.device.base import Buffer, Device
@@ -32,7 +33,7 @@ from nearflash.device.selftest.comparison import Comparison
 
 __all__ = ["UpdateVector", "compare_updates", "differing_words", "random_state", "run_update"]
 
-ARRAYS = ("p", "m", "m_scale", "v", "v_scale")
+ARRAYS = ("p", *HALVES, "m", "m_scale", "v", "v_scale")
 _RULES: tuple[AdamStep | SgdStep | AdagradStep | LionStep, ...] = (
     AdamStep(1e-3, 10, weight_decay=0.01),
     SgdStep(0.1, 10, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -57,14 +58,16 @@ class UpdateVector:
     """Place of the first parameter in the flat vector."""
     delta: bool = False
     """What changes, in the place of the copy."""
+    master: MasterFormat = MasterFormat.FP32
 
     def __str__(self) -> str:
-        """Profile, optimizer, copy, gradients, state format."""
+        """Profile, optimizer, copy, gradients, state format, master."""
         gradients = "" if self.density is None else f" topk:{self.density:g}"
         narrow = self.rule.state_format is not StateFormat.FP32
         state = f" {self.rule.state_format}" if narrow else ""
         delta = " delta" if self.delta else ""
-        return f"{self.rule.profile:<12}{self.optimizer:<9}{self.copy.name}{delta}{gradients}{state}"
+        master = f" {self.master}" if self.master is MasterFormat.SPLIT else ""
+        return f"{self.rule.profile:<12}{self.optimizer:<9}{self.copy.name}{delta}{gradients}{state}{master}"
 
     @property
     def optimizer(self) -> str:
@@ -85,7 +88,12 @@ class UpdateVector:
         have the scales of their blocks and, where they are not zero, any codes but that of NaN.
         """
         arrays: dict[str, NDArray[Any]] = {"g": state[0] if self.density is None else self.stream(state[0])}
-        arrays["p"] = state[1]
+        if self.master is MasterFormat.SPLIT:
+            words = state[1].view(np.uint32)
+            arrays["weight"] = (words + np.uint32(0x8000) >> 16).astype(np.uint16)
+            arrays["rest"] = words.astype(np.uint16)
+        else:
+            arrays["p"] = state[1]
         for role, values in zip(("m", "v"), state[2:], strict=True):
             if self.rule.state_format is StateFormat.FP32:
                 arrays[role] = values
@@ -126,13 +134,14 @@ def run_update(
         command = UpdateCommand(
             case.rule,
             case.params,
-            {name: buffers[name].address for name in ("g", "p", *case.rule.arrays)},
-            {name: outputs[name].address for name in ("p", *case.rule.arrays, "copy")},
+            {name: buffers[name].address for name in ("g", *case.master.arrays, *case.rule.arrays)},
+            {name: outputs[name].address for name in (*case.master.arrays, *case.rule.arrays, "copy")},
             case.copy,
             GradientFormat.TOPK if topk else GradientFormat.FP32,
             arrays["g"].nbytes if topk else 0,
             case.first_param,
             delta=case.delta,
+            master=case.master,
         )
         counters = device.run(command).counters
         results = {}
@@ -154,7 +163,7 @@ def differing_words(actual: Mapping[str, bytes], expected: Mapping[str, bytes]) 
         if len(data) != len(expected[name]):  # a delta: none of it is right
             words, mismatches = words + len(data), mismatches + len(data)
             continue
-        width = 4 * len(data) / len(actual["p"])
+        width = 4 * len(data) / (len(actual["p"]) if "p" in actual else 2 * len(actual["weight"]))
         dtype = f"<u{int(width) if width in (2, 4) else 1}"
         differs = np.frombuffer(data, dtype) != np.frombuffer(expected[name], dtype)
         words, mismatches = words + differs.size, mismatches + int(np.count_nonzero(differs))
@@ -163,7 +172,8 @@ def differing_words(actual: Mapping[str, bytes], expected: Mapping[str, bytes]) 
 
 def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Comparison]:
     """Every rule, profile and copy, in place and in two slots, Top-K gradients, every state format that the device has,
-    across the end of a tile of the dither, against the model; in format mx8 of whole blocks that hold `params`.
+    across the end of a tile of the dither, with a split master, too, against the model; in format mx8 of whole blocks
+    that hold `params`.
 
     Raises CommandError for less than one parameter, and what the device raises.
     """
@@ -189,12 +199,15 @@ def compare_updates(device: Device, *, params: int, seed: int) -> Iterator[Compa
             if len(densities) > 1:
                 case = UpdateVector(adam, params, CopyFormat.BF16, density=0.2)
                 yield _compare(device, model, case, random_state(rng, params))
+            blocks = -(-params // BLOCK_PARAMS) * BLOCK_PARAMS
             for form, rule in product(map(StateFormat, build.state_formats[1:]), _RULES):
-                blocks = -(-params // BLOCK_PARAMS) * BLOCK_PARAMS
                 case = UpdateVector(replace(rule, state_format=form), blocks if form is StateFormat.MX8 else params,
                             CopyFormat.BF16, rule is _RULES[0], densities[-1] if rule is _RULES[0] else None,
                             3 * TILE_PARAMS - BLOCK_PARAMS)  # fmt: skip
                 yield _compare(device, model, case, random_state(rng, case.params))
+            for form in map(StateFormat, build.state_formats if MasterFormat.SPLIT in build.masters else ()):
+                case = UpdateVector(replace(adam, state_format=form), blocks, in_place=True, master=MasterFormat.SPLIT)
+                yield _compare(device, model, case, random_state(rng, blocks))
 
 
 def _compare(device: Device, model: Device, case: UpdateVector, state: NDArray[np.float32]) -> Comparison:

@@ -7,7 +7,6 @@ its data go, whatever register block holds its value.
 from xml.etree import ElementTree as xml
 
 from nearflash.abi.kernel_arguments import CONTROL_PORT, KernelArgument, kernel_arguments
-from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.boards.vendor.kernel import KernelDesign
 
 __all__ = ["CONTROL_PROTOCOL", "VENDOR_NAME", "kernel_xml", "vlnv"]
@@ -36,11 +35,11 @@ def kernel_xml(design: KernelDesign) -> str:
         is_control = bus == CONTROL_PORT
         xml.SubElement(
             ports, "port", name=bus, mode="slave" if is_control else "master", portType="addressable", base="0x0",
-            range=f"{REGISTER_MAPS[build.kernel].size_bytes:#x}" if is_control else "0xFFFFFFFFFFFFFFFF",
+            range=f"{build.registers.size_bytes:#x}" if is_control else "0xFFFFFFFFFFFFFFFF",
             dataWidth="32" if is_control else str(build.port_bits),
         )  # fmt: skip
     arguments = xml.SubElement(kernel, "args")
-    for argument in kernel_arguments(build.kernel):
+    for argument in kernel_arguments(build.registers):
         xml.SubElement(arguments, "arg", _attributes(argument))
     xml.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + xml.tostring(root, encoding="unicode") + "\n"

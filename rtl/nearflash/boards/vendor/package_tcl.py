@@ -9,7 +9,6 @@ Source: AMD UG1118 (packaging of IP), UG1393 (RTL kernels, package_xo).
 
 from nearflash.abi.fields import Access, Register
 from nearflash.abi.kernel_arguments import CONTROL_PORT
-from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.boards.vendor.kernel import KernelDesign
 from nearflash.boards.vendor.kernel_xml import CONTROL_PROTOCOL, VENDOR_NAME
 from nearflash.device.bitstreams.board import Board
@@ -92,7 +91,7 @@ def _interfaces(design: KernelDesign) -> list[str]:
 
 def _registers(design: KernelDesign) -> list[str]:
     """The register map: one address block, its registers word by word, their fields."""
-    registers = REGISTER_MAPS[design.top]
+    registers = design.build.registers
     lines = [
         f"set maps [ipx::get_memory_maps {CONTROL_PORT} -of_objects {_CORE}]",
         "set block [ipx::get_address_blocks -of_objects $maps]",

@@ -15,7 +15,6 @@ from xml.etree.ElementTree import Element, SubElement
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.fields import Access, Register
 from nearflash.abi.kernel.config import KernelConfig
-from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.boards.zynq7.ps7 import HP_PORTS
 from nearflash.boards.zynq7.system import CONTROL_ADDRESS, USED_HP_PORTS
 from nearflash.device.bitstreams.board import Board
@@ -117,7 +116,7 @@ def _processor(modules: Element, build: KernelConfig, clock: ClockDividers) -> N
     _ports(module, {"FCLK_CLK0": ("O", "clk", "clk"), "FCLK_RESET0_N": ("O", "rst", "reset_n"),
                     "IRQ_F2P": ("I", "INTERRUPT", "interrupt")})  # fmt: skip
     _bus(module, "M_AXI_GP0", "MASTER", 32)
-    size = REGISTER_MAPS[build.kernel].size_bytes
+    size = build.registers.size_bytes
     SubElement(SubElement(module, "MEMORYMAP"), "MEMRANGE", {
         "ADDRESSBLOCK": "Reg", "BASENAME": "C_BASEADDR", "BASEVALUE": f"{CONTROL_ADDRESS:#010x}",
         "HIGHNAME": "C_HIGHADDR", "HIGHVALUE": f"{CONTROL_ADDRESS + size - 1:#010x}", "INSTANCE": build.kernel,
@@ -133,10 +132,10 @@ def _kernel(modules: Element, build: KernelConfig) -> None:
     module = _module(modules, build.kernel, build.kernel, f"nearflash:kernel:{build.kernel}:1.0", parameters)
     blocks = SubElement(module, "ADDRESSBLOCKS")
     block = SubElement(blocks, "ADDRESSBLOCK", {"ACCESS": "read-write", "INTERFACE": "s_axi_control", "NAME": "Reg",
-                                                "RANGE": str(REGISTER_MAPS[build.kernel].size_bytes),
+                                                "RANGE": str(build.registers.size_bytes),
                                                 "USAGE": "register"})  # fmt: skip
     registers = SubElement(block, "REGISTERS")
-    for register in REGISTER_MAPS[build.kernel]:
+    for register in build.registers:
         _register(registers, register)
     _ports(module, {"ap_clk": ("I", "clk", "clk"), "ap_rst_n": ("I", "rst", "reset_n"),
                     "interrupt": ("O", "INTERRUPT", "interrupt")})  # fmt: skip

@@ -7,11 +7,11 @@
 
 Ports: gmem0 reads gradients, dense or a Top-K stream that is expanded on the way, and writes the low-precision copy, or
 in builds with deltas what this changes;
-gmem1, gmem2 and gmem3 read and write p, m and v.
-Contract: the registers of nearflash.abi.registers.UPDATE, started as an XRT kernel (ap_ctrl_chain). Reads run ahead of
-writes, so a range may be updated in place, but in and out ranges must not overlap otherwise. A fault in a Top-K stream
-ends writing; results of tiles before it may have been written by then, so that a stream that is not known to be good
-calls for outputs in a slot of their own, which is discarded.
+gmem1, gmem2 and gmem3 read and write p, m and v; in builds with split masters gmem1 both halves of p.
+Contract: the registers of the build (nearflash.abi.registers.UPDATE), started as an XRT kernel (ap_ctrl_chain). Reads
+run ahead of writes, so a range may be updated in place, but in and out ranges must not overlap otherwise. A fault in a
+Top-K stream ends writing; results of tiles before it may have been written by then, so that a stream that is not known
+to be good calls for outputs in a slot of their own, which is discarded.
 
 Timing: W parameters a cycle while the memory keeps up; LATENCY of the pipeline and the memory on top, once a command.
 Numerics: those of nearflash.gateware.update.lane.
@@ -22,7 +22,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from nearflash.abi.kernel.config import UpdateConfig
-from nearflash.abi.registers import DELTA_BIT, UPDATE
+from nearflash.abi.registers import DELTA_BIT, SPLIT_BIT
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
 from nearflash.gateware.bus.registers import RegisterFile
@@ -56,16 +56,18 @@ class UpdateKernel(wiring.Component):
     def __init__(self, config: UpdateConfig) -> None:
         self.config = config
         ports = {f"m_axi_gmem{index}": Out(Axi4Signature(config.port_bits)) for index in range(config.ports)}
-        super().__init__(control_members(UPDATE, ports))
+        super().__init__(control_members(config.registers, ports))
 
     def elaborate(self, platform: object) -> Module:
         """Control on one side, data on the other; counters look at both."""
         m = Module()
-        m.submodules.registers = registers = RegisterFile(UPDATE)
+        m.submodules.registers = registers = RegisterFile(self.config.registers)
         m.submodules.sequencer = sequencer = Sequencer(self.config, registers.values.shape())
         m.submodules.scalars = scalars = UpdateScalars()
         m.submodules.fetch = fetch = Fetch(self.config)
-        m.submodules.pipeline = pipeline = UpdatePipeline(self.config.lanes, delta=self.config.delta)
+        m.submodules.pipeline = pipeline = UpdatePipeline(
+            self.config.lanes, delta=self.config.delta, masters=len(self.config.masters) > 1
+        )
         m.submodules.store = store = Store(self.config)
 
         # Control.
@@ -96,6 +98,10 @@ class UpdateKernel(wiring.Component):
                 store.delta.eq(program.as_value()[DELTA_BIT]),
                 store.value_format.eq(program.copy_format),  # the same numbers
             ]
+        if len(self.config.masters) > 1:
+            m.d.comb += [part.split.eq(program.as_value()[SPLIT_BIT]) for part in (fetch, pipeline, store)]
+            m.d.comb += fetch.rest_address.eq(registers.values.rest_address)
+            m.d.comb += store.rest_address.eq(registers.values.rest_out_address)
         m.d.sync += store.discard.eq(fetch.fault != StreamFault.NONE)  # long before what came after the fault
         m.d.sync += pipeline.scalars.eq(scalars.o)  # a register for their way to all lanes
         for name in (*SCALARS, "denominator_factor"):

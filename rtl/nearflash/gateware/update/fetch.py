@@ -5,7 +5,8 @@
     gmem2 ─ BurstReader ─ Narrow ───────── m ─ queue ─┤
     gmem3 ─ BurstReader ─ Narrow ───────── v ─ queue ─┘
 
-In a build with narrow state formats m and v come through a StateReader each, without a queue behind it.
+In a build with narrow state formats m and v come through a StateReader each, without a queue behind it; in one with
+split masters p comes through a MasterReader.
 
 Contract: a command of n parameters gives ceil(n / lanes) groups, the final one with `last`. Lanes of the final group
 past the n-th parameter hold what lies behind it in memory, within the same beat. Of a bad Top-K stream `fault` tells;
@@ -32,6 +33,7 @@ from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.stream.join import Join
 from nearflash.gateware.stream.queue import StreamQueue
 from nearflash.gateware.update.gradient import GradientCommand, GradientSource
+from nearflash.gateware.update.master_reader import MasterReader
 from nearflash.gateware.update.pipeline import input_group
 from nearflash.gateware.update.state_form import FORM_BITS
 from nearflash.gateware.update.state_reader import StateReader
@@ -76,6 +78,8 @@ class Fetch(wiring.Component):
     events : array of four Out ReadEvents. wait : Out, bit k: the join waits for stream k.
     fault : Out, StreamFault of the gradients; stands until the next command.
     idle : Out, all readers and the gradient source are idle, and the queues empty.
+    split, rest_address : In, in builds with split masters: p's address is that of its weights, and the rests are there;
+        both must stay as they are until `idle`.
     """
 
     def __init__(self, config: UpdateConfig) -> None:
@@ -93,6 +97,7 @@ class Fetch(wiring.Component):
                 "wait": Out(count),
                 "fault": Out(StreamFault),
                 "idle": Out(1),
+                **({"split": In(1), "rest_address": In(ADDRESS_BITS)} if len(config.masters) > 1 else {}),
             }
         )
 
@@ -122,6 +127,9 @@ class Fetch(wiring.Component):
             if name in STATES and len(config.state_formats) > 1:
                 reader = source = self._read_state(m, index, name, commands.o[index])
                 self._count(m, index, name, counts.o[index], source.i_groups)
+            elif name == "p" and len(config.masters) > 1:
+                reader = source = self._read_master(m, index, commands.o[index])
+                self._count(m, index, name, counts.o[index], source.i_groups)
             else:
                 reader = self._read(m, index, name, commands.o[index])
                 source = self._narrow(m, index, name, counts.o[index]) if index else gradient
@@ -134,7 +142,7 @@ class Fetch(wiring.Component):
             ]
             shown = source.o
             idle.append(reader.idle)
-            if reader is not source:  # a StateReader's groups come from registers
+            if reader is not source:  # the groups of a StateReader, or a MasterReader, come from registers
                 shown = self._queue(m, name, source.o)
                 # A queue that is not empty still has groups of this command.
                 idle.append(~shown.valid)
@@ -184,6 +192,19 @@ class Fetch(wiring.Component):
             reader.i_command.payload.form.eq(command.payload.form),
             reader.i_command.valid.eq(command.valid & wanted),
             command.ready.eq(reader.i_command.ready | ~wanted),
+        ]
+        return reader
+
+    def _read_master(self, m: Module, index: int, command: Any) -> MasterReader:
+        """Reader of p, whole or in halves."""
+        reader = m.submodules.read_p = MasterReader(self.config)
+        m.d.comb += [
+            reader.i_command.payload.address.eq(command.payload.address[index]),
+            reader.i_command.payload.rest_address.eq(self.rest_address),
+            reader.i_command.payload.params.eq(command.payload.params),
+            reader.i_command.payload.split.eq(self.split),
+            reader.i_command.valid.eq(command.valid),
+            command.ready.eq(reader.i_command.ready),
         ]
         return reader
 

@@ -11,13 +11,14 @@ Timing: `done` comes at the earliest 2 cycles after `start`; back-pressure: wait
 from collections.abc import Sequence
 from typing import Any
 
-from amaranth import Cat, Module
+from amaranth import Cat, Module, Mux
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.kernel.commands import CopyFormat, Status
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers.state import BLOCK_PARAMS, StateFormat
+from nearflash.abi.registers import SPLIT_BIT
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.bus.command import await_start, command_members, finish, reject, report
 from nearflash.gateware.bus.transfer import BusError
@@ -124,6 +125,9 @@ class Sequencer(wiring.Component):
         m.next = "COMMAND-STORE"
         inputs = [(name, values[f"{name}_address"]) for name in INPUTS]
         outputs = [(name, values[f"{name}_out_address"]) for name in (*OUTPUTS[1:], OUTPUTS[0])]
+        if len(config.masters) > 1:
+            inputs.append(("rest", values.rest_address))
+            outputs.append(("rest", values.rest_out_address))
         # Reversed, as the last statement wins: the first array in order is reported.
         for name, address in reversed(inputs + outputs):
             wrong = self._check_alignment(name, address) & (copy if name == "copy" else 1)
@@ -140,9 +144,14 @@ class Sequencer(wiring.Component):
         reject(m, self, values.params == 0, Status.EMPTY)
 
     def _check_alignment(self, name: str, address: Any) -> Any:
-        """Narrow state needs multiples of what as many parameters take as a port's width of fp32 words."""
+        """Narrow state, and halves of masters, need multiples of what as many parameters take as a port's width of fp32
+        words.
+        """
         offset_bits = (self.config.port_bytes - 1).bit_length()
         form, off = self.values.program.state_format, [address[: offset_bits - n].any() for n in range(3)]
+        if name in ("p", "rest") and len(self.config.masters) > 1:
+            split = self.values.program.as_value()[SPLIT_BIT]
+            return Mux(split, off[1], off[0] if name == "p" else 0)
         if name not in STATES or len(self.config.state_formats) == 1:
             return off[0]
         return per_format(form, *off)

@@ -1,9 +1,9 @@
-"""State port: what the reader and the writer of m or v share between their command and their memory port.
+"""State port: what the reader and the writer of an array in two parts share between command and memory port.
 
     elements: gearbox ─ mover ─┬─ arbiter ─ bus
     scales:   gearbox ─ mover ─┘
 
-Scales go in bursts of one beat.
+Scales go in bursts of one beat. A split master (`master_port`) has two such halves in the place of these.
 """
 
 from typing import Any, Literal, TypeVar
@@ -24,7 +24,7 @@ from nearflash.gateware.stream.sized_gearbox import SizedNarrow, SizedWiden
 from nearflash.gateware.update.block_scale import SCALE_BITS
 from nearflash.gateware.update.state_form import FORM_BITS, per_format
 
-__all__ = ["StateCommand", "state_gearboxes", "state_movers"]
+__all__ = ["StateCommand", "pair_movers", "state_gearboxes", "state_movers"]
 
 # fp32 elements halved once are as wide as bf16, twice as mx8: the register field's value.
 _HALVINGS = len(StateFormat) - 1
@@ -46,40 +46,46 @@ class StateCommand(data.Struct):
 
 
 def state_movers(m: Module, port: Any, command: Any, channel: Literal["r", "w"]) -> tuple[Any, Any]:
-    """Readers or writers of the elements and of the scales, behind an arbiter at the bus of `port`.
+    """Readers or writers of the elements and of the scales of the StateCommand `command`: see `pair_movers`."""
+    port_bytes = port.config.port_bytes
+    elements = (command.address, _element_beats(command, port_bytes))
+    scales = (command.scale_address, _scale_beats(command, port_bytes))
+    return pair_movers(m, port, {"elements": elements, "scales": scales}, channel, (_SCALE_BURSTS, port_bytes))
 
-    Drives the payloads of their commands from the StateCommand `command`, and what `port` (a StateReader or
-    StateWriter) says of both: `idle`, a cycle late where it rises, `error` and `events`.
+
+def pair_movers(
+    m: Module, port: Any, ranges: dict[str, tuple[Any, Any]], channel: Literal["r", "w"], second: tuple[int, int]
+) -> tuple[Any, Any]:
+    """Two readers or writers, by the names in `ranges`, behind an arbiter at the bus of `port`.
+
+    Drives the payloads of their commands from `ranges` (byte address, beats), and what `port` says of both: `idle`, a
+    cycle late where it rises, `error` and `events`. second: bursts that the second one has in flight, and their bytes.
     """
     config = port.config
     mover, arbiter_of = _KINDS[channel]
     m.submodules.arbiter = arbiter = arbiter_of(
-        2, config.port_bits, max_outstanding=config.outstanding_bursts + _SCALE_BURSTS
+        2, config.port_bits, max_outstanding=config.outstanding_bursts + second[0]
     )
-    m.submodules.elements = elements = mover(
-        config.port_bits, max_outstanding=config.outstanding_bursts, max_burst_bytes=config.burst_bytes
-    )
-    m.submodules.scales = scales = mover(
-        config.port_bits, max_outstanding=_SCALE_BURSTS, max_burst_bytes=config.port_bytes
-    )
+    limits = ((config.outstanding_bursts, config.burst_bytes), second)
+    for name, (bursts, burst_bytes) in zip(ranges, limits, strict=True):
+        m.submodules[name] = mover(config.port_bits, max_outstanding=bursts, max_burst_bytes=burst_bytes)
+    first, other = (getattr(m.submodules, name) for name in ranges)
     wiring.connect(m, arbiter.bus, wiring.flipped(port.bus))
-    for index, one in enumerate((elements, scales)):
+    for index, one in enumerate((first, other)):
         wiring.connect(m, one.bus, arbiter.port[index])
         m.d.comb += one.clear.eq(port.clear)
+    for one, (address, beats) in zip((first, other), ranges.values(), strict=True):
+        m.d.comb += [one.i_command.payload.address.eq(address), one.i_command.payload.beats.eq(beats)]
     m.d.comb += [
-        elements.i_command.payload.address.eq(command.address),
-        elements.i_command.payload.beats.eq(_element_beats(command, config.port_bytes)),
-        scales.i_command.payload.address.eq(command.scale_address),
-        scales.i_command.payload.beats.eq(_scale_beats(command, config.port_bytes)),
-        # Both may have failed: of two errors the elements' is shown.
-        port.error.eq(Mux(elements.error.seen, elements.error.as_value(), scales.error.as_value())),
-        port.events.eq(elements.events),
+        # Both may have failed: of two errors the first one's is shown.
+        port.error.eq(Mux(first.error.seen, first.error.as_value(), other.error.as_value())),
+        port.events.eq(first.events),
         port.events.beat.eq(getattr(port.bus, f"{channel}valid") & getattr(port.bus, f"{channel}ready")),
     ]
-    taken = elements.i_command.valid & elements.i_command.ready
+    taken = first.i_command.valid & first.i_command.ready
     # Movers are busy a cycle after they take a command: `idle` must not rise in between.
-    m.d.sync += port.idle.eq(elements.idle & scales.idle & ~taken)
-    return elements, scales
+    m.d.sync += port.idle.eq(first.idle & other.idle & ~taken)
+    return first, other
 
 
 def state_gearboxes(m: Module, config: UpdateConfig, command: Any, kind: type[_Gearbox]) -> tuple[_Gearbox, _Gearbox]:

@@ -5,7 +5,8 @@
           ├─ Widen ─ BurstWriter ─ gmem3 (v)
           └─ Widen ─ BurstWriter ─ gmem0 (copy, when asked for; or DeltaPacker in the place of Widen)
 
-In a build with narrow state formats m and v go through a StateWriter each.
+In a build with narrow state formats m and v go through a StateWriter each, in one with split masters p goes through a
+MasterWriter.
 
 Contract: exactly the bytes of the command's n parameters are written, whatever n: lanes past the n-th are not strobed.
 Of groups taken while `discard` is set nothing is written: their beats go out without strobes.
@@ -32,6 +33,7 @@ from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Widen, pieces
 from nearflash.gateware.update.dither import DitherCommand
 from nearflash.gateware.update.fetch import STATES
+from nearflash.gateware.update.master_writer import MasterWriter
 from nearflash.gateware.update.pipeline import output_group
 from nearflash.gateware.update.state_form import FORM_BITS
 from nearflash.gateware.update.state_writer import StateWriter
@@ -81,6 +83,8 @@ class Store(wiring.Component):
     idle : Out, all writers are idle.
     delta, value_format : In, in builds with deltas: what the copy changes is written in its place, in that format; both
         must stay as they are until `idle`.
+    split, rest_address : In, in builds with split masters: what is written of p are its weights, which come in the
+        place of the copy, and, to an address of their own, the rests; both must stay as they are until `idle`.
     """
 
     def __init__(self, config: UpdateConfig) -> None:
@@ -99,6 +103,7 @@ class Store(wiring.Component):
                 "counts": Out(StoreEvents),
                 "idle": Out(1),
                 **({"delta": In(1), "value_format": In(ValueFormat)} if config.delta else {}),
+                **({"split": In(1), "rest_address": In(ADDRESS_BITS)} if len(config.masters) > 1 else {}),
             }
         )
 
@@ -123,6 +128,7 @@ class Store(wiring.Component):
         for index, name in enumerate(OUTPUTS):
             write = self._write_state if name in STATES and len(self.config.state_formats) > 1 else self._write
             write = self._write_delta if name == "copy" and self.config.delta else write
+            write = self._write_master if name == "p" and len(self.config.masters) > 1 else write
             writer = write(m, index, name, commands.o[index], groups.o[index], filled)
             wiring.connect(m, writer.bus, wiring.flipped(self.bus[index]))
             m.d.comb += [
@@ -136,13 +142,15 @@ class Store(wiring.Component):
             idle.append(m.submodules.pack_delta.idle)
         m.d.comb += self.idle.eq(Cat(idle).all())
 
-        taken = self.i.valid & self.i.ready
+        taken, copied = self.i.valid & self.i.ready, self.i_command.payload.copy
+        if len(self.config.masters) > 1:
+            copied = copied | self.split
         for event, flags in {
             "params": filled,
             "nonfinite_gradients": filled & Cat(lane.nonfinite_gradient for lane in self.i.payload.lanes),
             "copy_overflows": filled
             & Cat(lane.copy_overflow for lane in self.i.payload.lanes)
-            & self.i_command.payload.copy.replicate(lanes),
+            & copied.replicate(lanes),
         }.items():
             m.d.comb += self.counts[event].eq(Mux(taken, sum(flags[lane] for lane in range(lanes)), 0))
         return m
@@ -241,5 +249,25 @@ class Store(wiring.Component):
             writer.i.payload.strb.eq(filled),
             writer.i.payload.last.eq(group.payload.last),
             group.ready.eq(writer.i.ready | ~wanted),
+        ]
+        return writer
+
+    def _write_master(self, m: Module, index: int, name: str, command: Any, group: Any, filled: Signal) -> MasterWriter:
+        """Writer of p, whole or in halves."""
+        writer = m.submodules.write_p = MasterWriter(self.config)
+        lanes, given = group.payload.lanes, writer.i_command.payload
+        m.d.comb += [
+            given.address.eq(command.payload.address[index]),
+            given.rest_address.eq(self.rest_address),
+            given.params.eq(command.payload.params),
+            given.split.eq(self.split),
+            writer.i_command.valid.eq(command.valid),
+            command.ready.eq(writer.i_command.ready),
+            writer.i.valid.eq(group.valid),
+            writer.i.payload.p.eq(Cat(lane[name] for lane in lanes)),
+            writer.i.payload.weights.eq(Cat(lane.copy for lane in lanes)),
+            writer.i.payload.strb.eq(filled),
+            writer.i.payload.last.eq(group.payload.last),
+            group.ready.eq(writer.i.ready),
         ]
         return writer

@@ -15,7 +15,6 @@ from nearflash.abi import ABI_VERSION
 from nearflash.abi.errors import AddressError, CommandError, DeviceError, DeviceLostError, DigestError, NearflashError
 from nearflash.abi.fields import Access
 from nearflash.abi.kernel.config import KernelConfig
-from nearflash.abi.registers import REGISTER_MAPS
 from nearflash.device.backends.remote.channel import MAX_PAYLOAD_BYTES, FrameChannel, Json, take_integer
 from nearflash.device.base import Buffer
 from nearflash.device.errors import describe_error
@@ -92,7 +91,7 @@ class _RemoteCommand:
 
     def check(self, config: KernelConfig) -> None:
         """Raise CommandError for registers that are no arguments of the kernel, or values that have no room there."""
-        registers = REGISTER_MAPS[config.kernel]
+        registers = config.registers
         known = {register.name: register for register in registers if register.access is Access.RW}
         for name, value in self.values.items():
             if name not in known or type(value) is not int or not 0 <= value < 1 << known[name].width_bits:
@@ -111,7 +110,7 @@ class _Session:
         self._ticket = 0
         self._known = {
             register.offset + at
-            for register in REGISTER_MAPS[device.identity.config.kernel]
+            for register in device.identity.config.registers
             for at in range(0, register.width_bits // 8, 4)
         }
 

@@ -25,7 +25,7 @@ __all__ = ["XrtDevice", "first_pointer"]
 
 def first_pointer(config: KernelConfig) -> int:
     """Index of the kernel's first argument that is a pointer."""
-    return next(argument.index for argument in kernel_arguments(config.kernel) if argument.is_pointer)
+    return next(argument.index for argument in kernel_arguments(config.registers) if argument.is_pointer)
 
 
 class XrtDevice(BoardDevice):
