@@ -19,6 +19,7 @@ from nearflash.inference import AttentionMode, AttentionPolicy, open_engine
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.engines.array import CsdArray
 from nearflash.inference.engines.base import Engine
+from nearflash.inference.engines.device.window import WindowEngine
 from nearflash.inference.engines.store import StoreEngine
 from nearflash.inference.setup import CPU
 from nearflash.offload.cache.block import BatchShape, BlockShape
@@ -175,10 +176,16 @@ class BlockEngines:
                 self._engines[tier] = open_engine(shape, attention, path=path, **options)
 
     def _count(self, tier: str, engine: Engine) -> None:
-        """Add what a tier's link carried: pages of files; of a device K and V, queries, and outputs back."""
+        """Add what a tier's link carried: pages of files; of a device K and V, queries, and outputs back; of one with a
+        window what crossed its links."""
         parts = engine.engines if isinstance(engine, CsdArray) else (engine,)
         stores = [part.store for part in parts if isinstance(part, StoreEngine)]
-        if tier == DEVICE:
+        windows = [part for part in parts if isinstance(part, WindowEngine)]
+        if tier == DEVICE and windows:
+            for window in windows:
+                for link, size_bytes in window.link_bytes.items():
+                    self._ledger.count_bytes(f"cache {link}", size_bytes)
+        elif tier == DEVICE:
             queries = engine.counters.heads * self._query_bytes
             appended = sum(store.statistics.host_bytes for store in stores)
             self._ledger.count_bytes("cache host to device", appended + queries)

@@ -72,6 +72,17 @@ class WindowEngine(DeviceEngine):
                 index = layout.index_layout(shape.dim).pages * (tokens // layout.block_tokens)
                 self._check_pages(layer, head, pages + (index if resolved.score_dims else 0))
 
+    @property
+    def link_bytes(self) -> dict[str, int]:
+        """Bytes by link so far: what the host wrote to the drive and read back, what came from there into the window,
+        and what crossed between host and device."""
+        links, read = self.device.links, self._counters.flash_bytes
+        return {
+            "host to disk": self.store.statistics.programmed_bytes, "disk to device": self._flash.loaded_bytes,
+            "disk to host": sum(size for kind, size in read.items() if kind != "window"),
+            "host to device": links.to_device, "device to host": links.from_device,
+        }  # fmt: skip
+
     def close(self) -> None:
         """See Engine.close."""
         self._reader.shutdown()
