@@ -4,7 +4,7 @@
                      └──────── lane, beats: bursts in order ───▲
 
 Contract: every burst goes out once, as the wide beats that hold its bytes; of each the beats that were asked for leave,
-in order, with the wide beat's response. At most `max_outstanding` bursts are in flight. Reset needs a reset of the
+in order, with the wide beat's response. At most `max_outstanding` + 1 bursts are in flight. Reset needs a reset of the
 slave too, for beats may be in flight.
 
 Timing: LATENCY cycles for AR, 0 for R, one from a burst's AR to its first beat on R at least; a narrow beat a cycle;
@@ -31,7 +31,7 @@ class ReadWidener(wiring.Component):
     Parameters
     ----------
     narrow_bits : of the master's beats. wide_bits : of the port's, larger.
-    max_outstanding : bursts in flight at most, at least 2.
+    max_outstanding : bursts that wait behind the one that is answered at most, at least 2.
 
     Members
     -------

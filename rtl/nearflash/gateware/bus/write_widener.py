@@ -5,7 +5,7 @@
     port W  ──────────────────────────────────────► lanes of a register ──► bus W        bus B ──► port B
 
 Contract: every burst goes out once, as the wide beats that hold its bytes, with the strobes of the lanes that it has.
-W waits for no AW of the bus (clause A3.3.1). At most `max_outstanding` bursts are open. Responses pass.
+W waits for no AW of the bus (clause A3.3.1). At most `max_outstanding` bursts wait for their beats. Responses pass.
 
 Timing: LATENCY cycle from AW to AW; a narrow beat a cycle, the wide beat in the cycle after its last lane;
 back-pressure: yes.
