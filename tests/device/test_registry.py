@@ -13,7 +13,7 @@ from nearflash.device.bitstreams import boards, load_board, load_manifest
 
 BACKENDS = {
     "update": {"bit", "model", "host", "replay", "verilator", "hls", "pynq", "xrt"},
-    "attend": {"bit", "model", "replay", "verilator", "pynq"},
+    "attend": {"bit", "model", "replay", "verilator", "pynq", "xrt"},
     "expand": {"bit", "model", "host", "replay", "verilator", "pynq", "xrt"},
 }
 
@@ -91,7 +91,7 @@ def test_a_name_that_does_not_run_the_kernel_lists_those_that_do(spec):
     with pytest.raises(UnknownDeviceError) as error:
         open_device(spec, kernel="attend")
     listed = str(error.value).removeprefix("device must be one of ").removesuffix(f", not {spec!r}").split(", ")
-    assert listed == ["bit", "model", "pynq", "replay", "verilator", *available_devices("attend")]
+    assert listed == ["bit", "model", "pynq", "replay", "verilator", "xrt", *available_devices("attend")]
 
 
 def test_a_backend_named_alone_names_its_missing_package(monkeypatch):

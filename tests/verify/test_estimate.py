@@ -63,8 +63,8 @@ def test_the_revision_is_zeros_outside_a_checkout(monkeypatch):
 
 
 def test_a_kernel_that_the_board_does_not_have(board):
-    with pytest.raises(ConfigError, match=r"kernel of smartssd must be one of update, expand, not 'attend'"):
-        subject.estimate(board, "attend")
+    with pytest.raises(ConfigError, match=r"kernel of smartssd must be one of update, expand, attend, not 'other'"):
+        subject.estimate(board, "other")
 
 
 def test_a_kernel_is_its_rest_and_its_equal_parts(monkeypatch):

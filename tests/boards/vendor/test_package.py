@@ -28,6 +28,7 @@ KERNELS = (
     ("ku3p", "update"),
     ("smartssd", "update"),
     ("smartssd", "expand"),
+    ("smartssd", "attend"),
     ("zynq7045", "attend"),
     ("zu17eg", "attend"),
 )
@@ -72,7 +73,7 @@ def test_block_designs_miss_nothing(packages, environment, name):
     assert check_constraints(folder / "system.xdc", "attend", folder) == []
 
 
-@pytest.mark.parametrize("kernel", ["update", "expand"])
+@pytest.mark.parametrize("kernel", ["update", "expand", "attend"])
 def test_kernel_xml_is_the_register_table(packages, kernel):
     folder = packages["smartssd"][2]
     assert check_kernel_xml(kernel, folder) == []
@@ -86,10 +87,11 @@ def test_kernel_xml_is_the_register_table(packages, kernel):
 
 def test_every_kernel_of_the_smartssd_reaches_its_bank(packages):
     folder = packages["smartssd"][2]
-    assert check_connectivity(["update", "expand"], folder) == []
+    assert check_connectivity(["update", "expand", "attend"], folder) == []
     text = (folder / "connectivity.cfg").read_text()
     assert "platform=xilinx_u2_gen3x4_xdma_gc_2_202110_1\nkernel_frequency=300\n" in text
-    assert text.count("sp=update_1.") == 4 and text.count("sp=expand_1.") == 2 and text.count(":SLR0\n") == 2
+    assert text.count("sp=update_1.") == 4 and text.count("sp=expand_1.") == 2
+    assert text.count("sp=attend_1.") == 1 and text.count(":SLR0\n") == 3
 
 
 @pytest.mark.parametrize(("name", "address"), [("zynq7045", "0x40000000"), ("zu17eg", "0xa0000000")])
@@ -111,7 +113,8 @@ def test_clocks_are_the_boards(packages):
 
 def test_only_the_smartssd_gets_objects_for_vitis(packages):
     made = {name: {path.name for path in paths} for name, (*_, paths) in packages.items()}
-    assert {"connectivity.cfg", "update.xml", "expand.xml"} <= made["smartssd"] and "system.tcl" not in made["smartssd"]
+    assert {"connectivity.cfg", "update.xml", "expand.xml", "attend.xml"} <= made["smartssd"]
+    assert "system.tcl" not in made["smartssd"]
     assert "connectivity.cfg" not in made["zynq7045"] and {"system.tcl", "nand_phy.v"} <= made["zynq7045"]
     assert made["ku3p"] == {"update.v", "update.xdc", "package_update.tcl"}
     calls = record(packages["smartssd"][2] / "package_update.tcl")
