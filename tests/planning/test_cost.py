@@ -57,7 +57,9 @@ def test_four_bits_move_less_and_cost_work(opt_6_7b, t4):
     plain, packed = (predict(opt_6_7b, t4, WORK, policy(weight_bits=bits, cache_bits=bits)) for bits in (16, 4))
     for name in ("weights to gpu", "cache to gpu"):
         assert 0.27 < packed.decode[name] / plain.decode[name] < 0.35
-    assert packed.decode["gpu"] > plain.decode["gpu"]
+    assert packed.decode["weights unpacked"] > 0 == plain.decode["weights unpacked"]
+    assert packed.decode["cache unpacked"] > 0 == plain.decode["cache unpacked"]
+    assert packed.prefill["cache packed"] > 0
 
 
 def test_compressed_weights_need_a_rate_of_expanding(opt_6_7b, t4):
@@ -67,7 +69,7 @@ def test_compressed_weights_need_a_rate_of_expanding(opt_6_7b, t4):
     fast = replace(ours, compute=replace(t4.compute, expand_bytes_per_s=1e11))
     small, dense = (predict(opt_6_7b, fast, WORK, policy(stored_fraction=share)) for share in (0.5, 1.0))
     assert 0.5 < small.decode["weights to gpu"] / dense.decode["weights to gpu"] < 0.53
-    assert small.decode["gpu"] > dense.decode["gpu"]
+    assert small.decode["weights unpacked"] > 0 == dense.decode["weights unpacked"]
 
 
 def test_attention_that_chooses_reads_less_and_stores_all(opt_6_7b, t4):
@@ -236,3 +238,24 @@ def test_what_takes_as_long_as_computing_waits_for_it_now_and_then(opt_6_7b, t4)
     assert predict(opt_6_7b, ours, WORK, placed, "paper") == predict(opt_6_7b, own(t4), WORK, placed, "paper")
     held = policy(GPU, GPU, GPU, 8, 4)
     assert predict(opt_6_7b, ours, WORK, held).seconds == predict(opt_6_7b, own(t4), WORK, held).seconds
+
+
+def test_threads_beside_what_computes_have_one_kind_of_load_each(opt_6_7b, t4):
+    """On a machine without a GPU, weights are read and expanded by one thread, KV by others; states by none."""
+    links, schedule = (
+        replace(t4.links, one_memory=True),
+        replace(t4.schedule, exposed_weight_loads=0.0, exposed_states=1.0),
+    )
+    machine = replace(own(t4), links=links, schedule=schedule)
+    found = policy(Shares(disk=1), Shares(disk=1), Shares(disk=1), cache_bits=4, weight_bits=4)
+    options, shares = PolicyOptions.of(found), shares_vector(found)
+    phases = terms(opt_6_7b, machine, WORK, options)
+    _, decode = chains(phases, machine, options)
+    parts = {name: float(vector @ shares) for name, vector in phases.decode.items()}
+    loaded = parts["weights from disk"] + parts["weights unpacked"]
+    assert float(decode["weights loaded"] @ shares) == pytest.approx(loaded)
+    assert float(decode["cache loaded"] @ shares) == pytest.approx(parts["cache from disk"] + parts["cache unpacked"])
+    states = parts["activations from disk"] + parts["activations to disk"]
+    hidden = replace(machine, schedule=replace(schedule, exposed_states=0.0))
+    _, before = chains(phases, hidden, options)
+    assert float((decode["computing"] - before["computing"]) @ shares) == pytest.approx(states)

@@ -134,7 +134,7 @@ def _search(arguments: argparse.Namespace) -> Any:
     shape, stored_fraction = model_shape(arguments.model)
     if arguments.hardware in (None, _MEASURE):
         again = arguments.hardware == _MEASURE
-        machine, kept = machine_here(arguments.model, shape, arguments.folder, again=again)
+        machine, kept = machine_here(arguments.model, shape, arguments.folder, stored_fraction, again=again)
         if kept is not None:
             print(f"measured, and kept in {kept}", file=sys.stderr)
     else:

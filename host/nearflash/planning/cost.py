@@ -32,6 +32,8 @@ _TO_HOST = ("activations to host", "cache to host")
 _FROM_DISK = ("weights from disk", "activations from disk", "cache from disk")
 _TO_DISK = ("activations to disk", "cache to disk")
 _COMPUTE = ("gpu", "host")
+_UNPACK = ("weights unpacked", "cache packed", "cache unpacked")
+_STATES = ("activations from disk", "activations to disk")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Prediction:
         late = max(0.0, get("cache to disk", 0.0) - get("cache to page cache", 0.0)) if phase == "prefill" else 0.0
         writes = ("cache to host", "cache to page cache") if phase == "prefill" else ("cache to host", "cache to disk")
         return {
-            "compute": sum(get(name, 0.0) for name in (*_COMPUTE, "device")),
+            "compute": sum(get(name, 0.0) for name in (*_COMPUTE, *_UNPACK, "device")),
             "weight_read": get("weights to gpu", 0.0) + get("weights from disk", 0.0) + late,
             "cache_read": get("cache to gpu", 0.0) + get("cache from disk", 0.0),
             "cache_write": sum(get(name, 0.0) for name in writes),
@@ -95,7 +97,7 @@ def chains(
             "gpu to host": _sum(phase, _TO_HOST),
             "disk reads": _sum(phase, _FROM_DISK),
             "disk writes": _sum(phase, _TO_DISK),
-            "computing": _sum(phase, _COMPUTE),
+            "computing": _sum(phase, _COMPUTE if form == "nearflash" else (*_COMPUTE, *_UNPACK)),
         }
         for phase in (phases.prefill, phases.decode)
     ]
@@ -112,6 +114,16 @@ def chains(
     for part, phase in ((prefill, phases.prefill), (decode, phases.decode)):
         copies, reads = part["host to gpu"] + part["gpu to host"], part.pop("disk reads")
         part["disk"] = reads + part.pop("disk writes") + schedule.reads_lost_to_computing * part["computing"]
+        unpacked = _sum(phase, _UNPACK)
+        part["computing"] = part["computing"] + schedule.exposed_states * _sum(phase, _STATES)
+        if machine.links.one_memory:
+            # Threads beside what computes; each of them has one kind of load, or stores.
+            copies = copies + unpacked
+            part["weights loaded"] = _sum(phase, ("weights from disk", "weights unpacked"))
+            part["cache loaded"] = _sum(phase, ("cache from disk", "cache unpacked"))
+            part["cache stored"] = _sum(phase, ("cache packed", "cache to disk"))
+        else:
+            part["computing"] = part["computing"] + unpacked
         part["computing"] = (
             part["computing"] + schedule.computing_lost_to_reads * reads + schedule.computing_lost_to_copies * copies
         )

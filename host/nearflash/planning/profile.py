@@ -56,8 +56,8 @@ class Disk:
     """Rates of the drives for weights and for the KV cache, whose files and requests differ.
 
     write_cache: prefill's writes as the writer sees them, into the page cache where I/O is buffered. write_back: what
-    the drive takes in the long run. write_tokens: decode's small writes, a token of each sequence. direct: the kind of
-    I/O that these rates are of.
+    the drive takes in the long run. write_tokens: decode's small writes, a token of each sequence. request_s: of a
+    request beside its bytes, where somebody waits for it. direct: the kind of I/O that these rates are of.
     """
 
     source: str
@@ -66,6 +66,7 @@ class Disk:
     write_cache_bytes_per_s: float
     write_back_bytes_per_s: float
     write_tokens_bytes_per_s: float
+    request_s: float = 0.0
     direct: bool = False
 
 
@@ -75,10 +76,11 @@ class Compute:
 
     Attention in decode is bound by memory: bytes of KV it goes through a second, each counted once for all query heads
     that share it, of prompts without padding (with padding, transformers repeats them for each head first); on the GPU;
-    on the host over a cache that lies there, and over a buffer just filled from the disk. dequantise, expand: bytes of
-    weights or KV that come out a second. All of values in the dtype that computes. matmul_factors: what products of
-    matmul_tokens take, over the longer of multiplying and reading the weights; between them by the logarithm, beyond
-    them as at the ends.
+    on the host over a cache that lies there, and over a buffer just filled from the disk. dequantise, expand: bytes
+    that come out a second of weights in 4 bits and of compressed ones; pack_cache, unpack_cache: dense bytes of K and V
+    that become 4 bits, and that come out of them (None: as dequantise). All of values in the dtype that computes.
+    matmul_factors: what products of matmul_tokens take, over the longer of multiplying and reading the weights; between
+    them by the logarithm, beyond them as at the ends.
     """
 
     source: str
@@ -91,6 +93,8 @@ class Compute:
     host_buffer_attention_bytes_per_s: float
     dequantise_bytes_per_s: float
     expand_bytes_per_s: float | None = None
+    pack_cache_bytes_per_s: float | None = None
+    unpack_cache_bytes_per_s: float | None = None
     matmul_tokens: tuple[float, ...] = ()
     matmul_factors: tuple[float, ...] = ()
 
@@ -106,13 +110,16 @@ class RuntimeCosts:
     """Costs that the runtime on this machine cannot hide.
 
     exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime
-    waits for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_routing_s: more
-    of it in layers with experts, whose loading waits for the router. per_state_s: for each element of the hidden states
-    that pass a layer, of norms, rotation, activations and residuals. per_logit_s: for each logit of which a token is
-    chosen. computing_lost_to_reads, computing_lost_to_copies: shares of the time of disk reads and of copies that are
-    lost to what computes beside them: processors move the data, or both wait for memory; reads_lost_to_computing: the
-    share of computing's time that reads lose. visits_ahead: so many visits of a layer by a batch may loads be ahead of
-    computing; what takes as long as computing then waits for it now and then, and is waited for; 0: as if neither did.
+    waits for all streams at every step, as FlexGen's does. exposed_states: the same of hidden states on disk, which are
+    read and written while nothing computes. per_layer_s: for each layer and batch. per_pass_s: for each batch and pass
+    over all layers, of the model's code around them; per_start_s: once for each batch. per_routing_s: more of
+    per_layer_s in layers with experts, whose loading waits for the router. per_state_s: for each element of the hidden
+    states that pass a layer, of norms, rotation, activations and residuals. per_logit_s: for each logit of which a
+    token is chosen. computing_lost_to_reads, computing_lost_to_copies: shares of the time of disk reads and of copies
+    (unpacking too) that are lost to what computes beside them: processors move the data, or both wait for memory;
+    reads_lost_to_computing: the share of computing's time that reads lose. visits_ahead: so many visits of a layer by a
+    batch may loads be ahead of computing; what takes as long as computing then waits for it now and then, and is waited
+    for; 0: as if neither did.
     stores_scores: prefill holds all attention scores. full_prefill: it computes all sequences of a batch at once.
     offloads_embeddings: shares of the weights hold outside layers too.
     places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers.
@@ -120,7 +127,10 @@ class RuntimeCosts:
 
     source: str
     exposed_weight_loads: float = 0.0
+    exposed_states: float = 0.0
     per_layer_s: float = 0.0
+    per_pass_s: float = 0.0
+    per_start_s: float = 0.0
     per_routing_s: float = 0.0
     per_state_s: float = 0.0
     per_logit_s: float = 0.0
@@ -183,12 +193,13 @@ _TABLES: dict[str, Any] = {"memory": MemorySizes, "links": Links, "disk": Disk, 
                            "schedule": RuntimeCosts, "device": DeviceTier}  # fmt: skip
 _OPTIONAL_TABLES = ("disk", "device")
 _LOST = ("computing_lost_to_reads", "computing_lost_to_copies", "reads_lost_to_computing")
-_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "exposed_weight_loads", "per_layer_s", "per_routing_s", "per_state_s",
-                "per_logit_s", "visits_ahead", *_LOST)  # fmt: skip
+_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "request_s", "exposed_weight_loads", "exposed_states", "per_layer_s",
+                "per_pass_s", "per_start_s", "per_routing_s", "per_state_s", "per_logit_s", "visits_ahead",
+                *_LOST)  # fmt: skip
 _LEAST, _MOST = 1e-24, 1e24
 """Of a number with a unit: beyond, what is predicted is no number any more."""
 _MOST_COUNT, _MAX_BYTES = 1 << 53, 1 << 22
-_FRACTIONS = ("exposed_weight_loads", "read_fraction", *_LOST)
+_FRACTIONS = ("exposed_weight_loads", "exposed_states", "read_fraction", *_LOST)
 
 
 def list_machines() -> list[str]:

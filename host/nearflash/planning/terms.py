@@ -118,7 +118,8 @@ class _Sizes:
         block, layers = options.block_size, len(shape.layers)
         token, seen = shape.kv_bytes_per_token * block, block * shape.visible_kv_bytes(workload.average_tokens)
         ratio = bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
-        self.cache_prefill = token * workload.prompt_tokens * ratio
+        self.cache_prefill_dense = token * workload.prompt_tokens
+        self.cache_prefill = self.cache_prefill_dense * ratio
         read = seen * options.read_fraction
         self.cache_read, self.cache_read_dense = read * ratio, read
         self.cache_token = token * ratio
@@ -152,7 +153,7 @@ class _Sizes:
             flops = 2 * layer.active_parameters * tokens
             read = self.bytes_stored(layer, tokens)
             product = max(flops / flops_per_s, read / bandwidth)
-            total += number * (factor * product + self.unpack_seconds(layer, tokens))
+            total += number * factor * product
         return total
 
     def head_seconds(self, flops_per_s: float) -> float:
@@ -173,10 +174,10 @@ class _Sizes:
         links = self.machine.links
         return moved * (0.0 if links.one_memory else 1 / links.host_to_gpu_bytes_per_s)
 
-    def unpack_seconds(self, layer: LayerShape, tokens: float) -> float:
-        """Dequantising and expanding a layer's weights for one batch."""
+    def unpack_seconds(self, tokens: float) -> float:
+        """Dequantising and expanding the weights of all layers, once for the block's tokens."""
         options, compute = self.options, self.machine.compute
-        dense = self.shape.element_bytes * layer.read_parameters(tokens)
+        dense = self.shape.element_bytes * sum(n * layer.read_parameters(tokens) for layer, n in self.shape.kinds)
         seconds = dense / compute.dequantise_bytes_per_s if options.weight_bits != 16 else 0.0
         if options.stored_fraction < 1:
             if compute.expand_bytes_per_s is None:
@@ -191,7 +192,13 @@ class _Sizes:
         batches = self.options.num_batches
         states = tokens * self.shape.hidden * len(self.shape.layers)
         serial = len(self.shape.layers) * schedule.per_layer_s + routed * schedule.per_routing_s
-        return batches * serial + states * schedule.per_state_s
+        return batches * (serial + schedule.per_pass_s) + states * schedule.per_state_s
+
+    @property
+    def parking(self) -> Vector:
+        """Seconds of the requests of hidden states on disk, one of each batch at each layer."""
+        visits = len(self.shape.layers) * self.options.num_batches
+        return on(visits * self.machine.disk.request_s if self.machine.disk else 0.0, "activations.disk")
 
 
 def _prefill_bytes(sizes: _Sizes) -> dict[str, Vector]:
@@ -245,10 +252,14 @@ def _prefill_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Ve
         + sizes.head_seconds(compute.matmul_prefill_flops_per_s)
     )
     gpu += scores / compute.attention_prefill_flops_per_s + sizes.overhead_seconds(sizes.prefill_tokens)
+    gpu += options.num_batches * machine.schedule.per_start_s
+    packed = 0.0
     if options.cache_bits != 16:
-        gpu += 2 * sizes.cache_prefill / compute.dequantise_bytes_per_s
+        packed = sizes.cache_prefill_dense / (compute.pack_cache_bytes_per_s or compute.dequantise_bytes_per_s)
     seconds = {
         "gpu": on(gpu),
+        "weights unpacked": on(sizes.unpack_seconds(sizes.prefill_tokens)),
+        "cache packed": on(packed),
         "weights to gpu": sizes.weights_to_gpu(moved["weights host to gpu"]),
         "activations to gpu": moved["activations host to gpu"] / links.host_to_gpu_bytes_per_s,
         "activations to host": moved["activations gpu to host"] / links.gpu_to_host_bytes_per_s,
@@ -258,8 +269,8 @@ def _prefill_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Ve
         disk = machine.disk
         seconds |= {
             "weights from disk": moved["weights disk to host"] / disk.read_weights_bytes_per_s,
-            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s,
-            "activations to disk": moved["activations host to disk"] / disk.write_back_bytes_per_s,
+            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s + sizes.parking,
+            "activations to disk": moved["activations host to disk"] / disk.write_back_bytes_per_s + sizes.parking,
             "cache to page cache": moved["cache host to disk"] / disk.write_cache_bytes_per_s,
             "cache to disk": moved["cache host to disk"] / disk.write_back_bytes_per_s,
         }
@@ -275,10 +286,12 @@ def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vec
     )
     gpu = on(batches + sizes.overhead_seconds(options.block_size))
     # 4-bit codes are unpacked first, wherever they are attended to.
-    unpack = sizes.cache_read_dense / compute.dequantise_bytes_per_s if options.cache_bits != 16 else 0.0
+    unpacked = 0.0
+    if options.cache_bits != 16:
+        unpacked = sizes.cache_read_dense / (compute.unpack_cache_bytes_per_s or compute.dequantise_bytes_per_s)
     dense = sizes.cache_read_dense
     afar = () if options.cpu_attention else ("cache.host", "cache.disk")
-    gpu = gpu + on(sizes.attended_on_gpu + unpack, "cache.gpu", *afar)
+    gpu = gpu + on(sizes.attended_on_gpu, "cache.gpu", *afar)
     host = on(0)
     if options.cpu_attention:
         host = on(dense / compute.host_attention_bytes_per_s, "cache.host")
@@ -287,6 +300,8 @@ def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vec
     seconds = {
         "gpu": gpu,
         "host": host,
+        "weights unpacked": on(sizes.unpack_seconds(options.block_size)),
+        "cache unpacked": on(unpacked, "cache.gpu", *_AFAR),
         "weights to gpu": sizes.weights_to_gpu(moved["weights host to gpu"]),
         "activations to gpu": moved["activations host to gpu"] / links.host_to_gpu_bytes_per_s,
         "activations to host": moved["activations gpu to host"] / links.gpu_to_host_bytes_per_s,
@@ -297,8 +312,8 @@ def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vec
         disk = machine.disk
         seconds |= {
             "weights from disk": moved["weights disk to host"] / disk.read_weights_bytes_per_s,
-            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s,
-            "activations to disk": moved["activations host to disk"] / disk.write_tokens_bytes_per_s,
+            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s + sizes.parking,
+            "activations to disk": moved["activations host to disk"] / disk.write_tokens_bytes_per_s + sizes.parking,
             "cache from disk": moved["cache disk to host"] / disk.read_cache_bytes_per_s,
             "cache to disk": moved["cache host to disk"] / disk.write_tokens_bytes_per_s,
         }

@@ -46,7 +46,7 @@ def test_rates_that_were_kept_are_used_again(tmp_path, monkeypatch):
     keep_profile(tmp_path, rates, "2026-11-24")
     monkeypatch.setattr(measure, "measure_drive", None)
     found = tuple(measure._disk_rates(tmp_path))
-    disk = measure._disk(found)
+    disk = measure._disk(found, 1e-4)
     # Reads as large ones, however fast small ones are: their memory stays in a processor's cache, a layer's does not.
     assert (disk.read_weights_bytes_per_s, disk.write_back_bytes_per_s, disk.write_tokens_bytes_per_s) == (
         3e9,

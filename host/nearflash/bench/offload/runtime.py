@@ -156,8 +156,8 @@ def _predict(
 ) -> dict[str, Any]:
     """Predict a policy's block; with `expert_bytes`, of the first, when no expert is in memory."""
     _, prompt_tokens, new_tokens = sizes
-    shape, _ = model_shape(model)
-    machine, _ = machine_here(model, shape, folder, again=True)
+    shape, stored = model_shape(model)
+    machine, _ = machine_here(model, shape, folder, stored, again=True)
     workload = Workload(prompt_tokens, new_tokens)
     if expert_bytes is None:
         prediction = predict(shape, machine, workload, policy)

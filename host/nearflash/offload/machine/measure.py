@@ -8,10 +8,13 @@ from statistics import fmean
 from threading import Event, Thread
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache, LlamaModel
 
+from nearflash.abi.bitmap import ElementFormat
 from nearflash.abi.errors import PlanError
+from nearflash.offload.cache.groups import decode, encode
 from nearflash.offload.machine.machine_file import FREE_SHARE, available_bytes
 from nearflash.offload.machine.measure_layer import STEP_TOKENS, LayerRates, measure_layer
 from nearflash.offload.machine.measure_runtime import tiny_decoder, visit_seconds
@@ -19,9 +22,15 @@ from nearflash.offload.machine.stopwatch import finish, seconds_of
 from nearflash.planning.policy import VISITS_AHEAD
 from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, MemorySizes, RuntimeCosts
 from nearflash.planning.shapes import ModelShape
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.measure import Rate, measure_drive
 from nearflash.storage.io.profile import find_profile
+from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
+from nearflash.weights.compress import compress_tensor
+from nearflash.weights.expand import expand
+from nearflash.weights.groups import expand_groups
+from nearflash.weights.weights_map import KeptTensor
 
 __all__ = ["measure_machine"]
 
@@ -40,6 +49,8 @@ _SEQUENCES, _CONTEXT, _CACHE_BYTES = 16, 512, 256 << 20
 _BESIDE_BYTES, _BESIDE_S, _BESIDE_TIMES = 64 << 20, 0.2, 5
 """What is moved at a time beside computing, and for how long, how often."""
 _VOCABULARY = 32768
+_REQUESTS = 256
+"""Of one block each, one at a time."""
 _HOST_GPU_SHARE = 0.25
 """Of free memory that computes on a machine without a GPU, unless a budget is given."""
 
@@ -61,7 +72,7 @@ def measure_machine(
     memory = _memory(device, folder)
     to_gpu, to_host = _copies(device)
     rates = [*_disk_rates(folder)]
-    visit_s = visit_seconds(device, dtype, folder)
+    visit = visit_seconds(device, dtype, folder)
     with torch.inference_mode():
         layer_rates = None if model is None else measure_layer(*model, device, dtype)
         products = layer_rates or _square_rates(device, dtype)
@@ -78,8 +89,7 @@ def measure_machine(
             gpu_memory_bytes_per_s=products.bytes_per_s,
             host_attention_bytes_per_s=on_host,
             host_buffer_attention_bytes_per_s=on_host,
-            dequantise_bytes_per_s=_dequantise_bytes(device, dtype),
-            expand_bytes_per_s=_expand_bytes(device, dtype),
+            **_unpack_rates(None if model is None else model[0], device, dtype),
             matmul_tokens=products.tokens,
             matmul_factors=products.factors,
         )
@@ -87,7 +97,10 @@ def measure_machine(
         schedule = RuntimeCosts(
             source="measured: the runtime, a layer beside its matrices; matrix products, disk reads and copies beside "
                    "each other",
-            per_layer_s=max(0.0, visit_s - _layer_seconds(device, dtype)) if layer_rates else visit_s,
+            exposed_states=1.0,
+            per_layer_s=max(0.0, visit.layer - _layer_seconds(device, dtype)) if layer_rates else visit.layer,
+            per_pass_s=visit.one_pass,
+            per_start_s=visit.start,
             per_state_s=0.0 if layer_rates else _state_seconds(device, dtype),
             per_logit_s=_logit_seconds(device, dtype),
             computing_lost_to_reads=to_reads,
@@ -99,7 +112,8 @@ def measure_machine(
         rates += _large_reads(folder)  # again: a drive of others is not as fast at any time
     links = Links("measured copies of 128 MiB, pinned where there is a GPU", to_gpu, to_host, to_host,
                   one_memory=device.type == "cpu")  # fmt: skip
-    return Machine("this machine", memory, links, _disk(rates), compute, schedule, rates=tuple(rates))
+    disk = _disk(rates, _request_seconds(folder))
+    return Machine("this machine", memory, links, disk, compute, schedule, rates=tuple(rates))
 
 
 def _memory(device: torch.device, folder: Path) -> MemorySizes:
@@ -150,23 +164,32 @@ def _attention_bytes(device: torch.device, dtype: torch.dtype, heads: tuple[int,
     return len(visits) * visit_bytes / seconds_of(device, attend)
 
 
-def _dequantise_bytes(device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes that come out of 4-bit codes, two a byte, in groups of 64."""
-    codes = torch.randint(0, 255, (_SIDE * _SIDE // 64, 32), dtype=torch.uint8, device=device)
-    scale = torch.rand(_SIDE * _SIDE // 64, 1, dtype=dtype, device=device)
+def _unpack_rates(model: Path | None, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Dense bytes a second of weights in 4 bits, of the model's own where they are compressed (else of a matrix whose
+    half is zero), and of K and V that become 4 bits and come out of them. The host's cores expand weights.
+    """
+    bits = torch.randn(_SIDE, _SIDE).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    groups, out = compress_tensor("", bits, "groups", 4).data, np.empty_like(bits)
+    bitmap = compress_tensor("", np.where(bits & 1, bits, 0).astype(bits.dtype), "bitmap").data.tobytes()
+    states = torch.randn(1, _SIDE * _SIDE // _HEAD_DIM, _HEAD_DIM, device=device).to(dtype)
+    codes, cpu = encode(states), torch.device("cpu")
+    own = _find_compressed(model) if model is not None and model.is_dir() else None
+    groups_s = seconds_of(cpu, lambda: expand_groups(groups, out, 4, ElementFormat.BF16))
+    expand_s = seconds_of(cpu, lambda: expand(bitmap) if own is None else expand(own))
+    return {
+        "dequantise_bytes_per_s": out.nbytes / groups_s,
+        "expand_bytes_per_s": (out.nbytes if own is None else own.dense_bytes) / expand_s,
+        "pack_cache_bytes_per_s": states.nbytes / seconds_of(device, lambda: encode(states)),
+        "unpack_cache_bytes_per_s": states.nbytes / seconds_of(device, lambda: decode(codes, torch.empty_like(states))),
+    }
 
-    def unpack() -> torch.Tensor:
-        return torch.stack((codes & 15, codes >> 4), -1).flatten(1).to(dtype) * scale + scale
 
-    return dtype.itemsize * _SIDE * _SIDE / seconds_of(device, unpack)
-
-
-def _expand_bytes(device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes that come out of a mask and its values, half of them zero: torch's own scatter."""
-    mask = torch.arange(_SIDE * _SIDE, device=device) % 2 == 0
-    values = torch.ones(_SIDE * _SIDE // 2, dtype=dtype, device=device)
-    out = torch.zeros(_SIDE * _SIDE, dtype=dtype, device=device)
-    return out.nbytes / seconds_of(device, lambda: out.masked_scatter_(mask, values))
+def _find_compressed(folder: Path) -> KeptTensor | None:
+    """The largest compressed tensor of a checkpoint, in memory; None where none is."""
+    if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
+        return None
+    tensors = [tensor for tensor in open_checkpoint(folder).values() if tensor.form != "dense"]
+    return KeptTensor(max(tensors, key=lambda tensor: tensor.dense_bytes)) if tensors else None
 
 
 def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float, float, float]:
@@ -296,7 +319,7 @@ def _rate(rate: Rate, direct: bool) -> DiskRate:
     return DiskRate(rate.call, direct, rate.block_bytes, rate.depth, rate.median * 1e9)
 
 
-def _disk(rates: Sequence[DiskRate]) -> Disk:
+def _disk(rates: Sequence[DiskRate], request_s: float) -> Disk:
     """Rates of the drive by direct I/O, as buffered reads of a file just written come from memory."""
     reads, writes = ([rate for rate in rates if rate.call == call and rate.direct] for call in ("read", "write"))
     largest = max(rate.request_bytes for rate in reads)
@@ -304,4 +327,10 @@ def _disk(rates: Sequence[DiskRate]) -> Disk:
     read = fmean(r.bytes_per_s for r in reads if (r.request_bytes, r.depth) == (largest, deepest))
     fastest, slowest = (choose(rate.bytes_per_s for rate in writes) for choose in (max, min))
     return Disk("measured by direct I/O: reads as the largest; writes as the fastest kind, small ones as the slowest",
-                read, read, fastest, fastest, slowest, direct=True)  # fmt: skip
+                read, read, fastest, fastest, slowest, request_s, direct=True)  # fmt: skip
+
+
+def _request_seconds(folder: Path) -> float:
+    """Seconds of a direct write of one block and of its read, the mean of both: their bytes take next to nothing."""
+    with Probe(folder, _REQUESTS * BLOCK_BYTES, block_bytes=BLOCK_BYTES, threads=1) as probe:
+        return fmean((probe.write(probe.size_bytes), probe.read(probe.size_bytes))) / _REQUESTS

@@ -1,9 +1,11 @@
-"""Seconds of the runtime for each layer and batch beside computing it: decoders of tiny layers, all of them on disk.
+"""Seconds of the runtime beside computing, by layer, pass and batch: decoders of tiny layers, all of them on disk.
 
 Threads are woken, buffers handed over, parameters bound; where processors compute, none of it is hidden.
 """
 
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +15,7 @@ from nearflash.offload.generation import OffloadedModel
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.weights.pretrained import silent_transformers
 
-__all__ = ["tiny_decoder", "visit_seconds"]
+__all__ = ["VisitSeconds", "tiny_decoder", "visit_seconds"]
 
 _FEW, _MANY = 2, 10
 """Layers of which the difference is taken."""
@@ -27,13 +29,33 @@ def tiny_decoder(layers: int) -> LlamaConfig:
                        num_key_value_heads=2, vocab_size=16, eos_token_id=None)  # fmt: skip
 
 
-def visit_seconds(device: torch.device, dtype: torch.dtype, folder: Path) -> float:
-    """Seconds of decode for each layer and batch, what the layer itself takes included. Raises what the disk raises."""
-    few, many = (min(_step_seconds(layers, device, dtype, folder)) for layers in (_FEW, _MANY))
-    return max(0.0, many - few) / ((_MANY - _FEW) * _BATCHES)
+@dataclass(frozen=True)
+class VisitSeconds:
+    """Seconds for each layer and batch, what the layer itself takes included; for each batch and pass beside its
+    layers; and once for each batch before its first pass.
+    """
+
+    layer: float
+    one_pass: float
+    start: float
+
+    @classmethod
+    def of(cls, few: Sequence[tuple[float, float]], many: Sequence[tuple[float, float]]) -> "VisitSeconds":
+        """Seconds from those of a step of decode and of prefill, in runs with few and with many layers."""
+        least = [[min(values) for values in zip(*runs, strict=True)] for runs in (few, many)]
+        (few_step, few_prefill), (many_step, _) = least
+        layer = max(0.0, many_step - few_step) / ((_MANY - _FEW) * _BATCHES)
+        one_pass = max(0.0, few_step / _BATCHES - _FEW * layer)
+        return cls(layer, one_pass, max(0.0, few_prefill - few_step) / _BATCHES)
 
 
-def _step_seconds(layers: int, device: torch.device, dtype: torch.dtype, folder: Path) -> list[float]:
+def visit_seconds(device: torch.device, dtype: torch.dtype, folder: Path) -> VisitSeconds:
+    """Seconds of the runtime for each layer, pass and batch. Raises what the disk raises."""
+    return VisitSeconds.of(*(_seconds(layers, device, dtype, folder) for layers in (_FEW, _MANY)))
+
+
+def _seconds(layers: int, device: torch.device, dtype: torch.dtype, folder: Path) -> list[tuple[float, float]]:
+    """Seconds of a step of decode and of prefill, of each of some runs."""
     policy = OffloadPolicy(_SEQUENCES, _BATCHES, Shares(disk=1), Shares(disk=1), Shares(gpu=1))
     rows = [[1] * _PROMPT_TOKENS for _ in range(policy.block_size)]
     with tempfile.TemporaryDirectory(prefix=".nearflash-measure-", dir=folder) as model:
@@ -41,4 +63,4 @@ def _step_seconds(layers: int, device: torch.device, dtype: torch.dtype, folder:
             LlamaForCausalLM(tiny_decoder(layers)).to(dtype).save_pretrained(model)
         with OffloadedModel(model, policy, device=device.type, scratch=folder) as opened:
             reports = [opened.generate(rows, max_new_tokens=_STEPS, stop_tokens=[]).report for _ in range(_REPEATS)]
-    return [report.decode_s / (_STEPS - 1) for report in reports]
+    return [(report.decode_s / (_STEPS - 1), report.prefill_s) for report in reports]

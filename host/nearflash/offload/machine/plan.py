@@ -34,21 +34,23 @@ def plan_here(
     `Machine.with_memory` names them. read_fraction: of K and V, by attention. Raises PlanError where nothing fits.
     """
     shape, stored_fraction = model_shape(model)
-    machine, _ = machine_here(model, shape, folder, again=again)
+    machine, _ = machine_here(model, shape, folder, stored_fraction, again=again)
     space = Space(max_sequences=sequences, stored_fraction=stored_fraction, read_fraction=read_fraction)
     return search(shape, machine.with_memory(**(memory or {})), workload, space)
 
 
-def machine_here(model: Path, shape: ModelShape, folder: Path, *, again: bool = False) -> tuple[Machine, Path | None]:
-    """This machine for a model: as it was kept for its shape and dtype, or measured now (always, with `again`); and its
-    file, where that is new.
+def machine_here(
+    model: Path, shape: ModelShape, folder: Path, stored_fraction: float = 1.0, *, again: bool = False
+) -> tuple[Machine, Path | None]:
+    """This machine for a model: as it was kept for its shape, dtype and form of weights, or measured now (always, with
+    `again`); and its file, where that is new.
 
     What is measured beside other work is used now, with a RuntimeWarning, and not kept: rates of a busy machine would
     be believed later.
     """
     config = read_config(model)
     dtype = config.get("dtype") or config.get("torch_dtype")
-    what = f"{dtype or 'default'}{shape.digest()[:12]}"
+    what = f"{dtype or 'default'}{shape.digest()[:12]}" + (f"{stored_fraction:.2f}" if stored_fraction < 1 else "")
     if not again and (kept := load_kept_machine(folder, what)) is not None:
         return kept, None
     from nearflash.offload.machine.measure import measure_machine  # which loads torch
