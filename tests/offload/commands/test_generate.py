@@ -206,12 +206,12 @@ def test_layers_on_disk_come_from_several_drives(prompts, tmp_path, capsys):
 
 def test_a_plan_that_is_searched_knows_what_a_policy_reads(prompts, capsys):
     """Its bytes are those of the share that is read at most, index included."""
-    from nearflash.offload.commands import runtime
+    from nearflash.offload.cache.engines import engine_read_fraction
 
     sparse = AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.125, local_window=1, min_tokens=0)
     shape = KvShape(6, 2, 128)
-    assert runtime._read_fraction(AttentionPolicy(), shape, None, 4096) == 1
-    assert 0.125 < runtime._read_fraction(sparse, shape, None, 4096) < 0.3
+    assert engine_read_fraction(AttentionPolicy(), shape, 4096) == 1
+    assert 0.125 < engine_read_fraction(sparse, shape, 4096) < 0.3
     options = ("--attention", "sparf-page", "--min-tokens", "0", "--top-k", "0.125", "--gpu-memory", "0.05")
     assert run("--prompts", prompts, "--plan", "auto", *options) == 0
     assert "policy: sparf-page, as the options say" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from nearflash.bench.inference.decode import DecodeCase, measure
 from nearflash.bench.inference.gpu import NO_GPU, on_gpu
 from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
-from nearflash.bench.offload import mixture, runtime
+from nearflash.bench.offload import mixture, prediction, runtime
 from nearflash.bench.options import Option, check_choices
 from nearflash.inference.calibration.choose import UNIFORM, choose_policy
 from nearflash.inference.models import load_model
@@ -49,17 +49,20 @@ AUTO = "auto"
 CONTEXTS = {"8k": 8192, "32k": 32768}
 """Random ones, by part."""
 TEXT, SHORT, MEMORY, GPU, OFFLOAD, EXPERTS = "text", "short", "memory", "gpu", "offload", "experts"
+PREDICTION = "prediction"
 """Parts: four English texts, 32,000 tokens of context; 50 and 500 tokens; attention to what is in memory; a model on a
-GPU (gpu.py); weights and cache on the disk, as planned and otherwise, beside accelerate; a mixture larger than memory.
+GPU (gpu.py); weights and cache on the disk, as planned and otherwise, beside accelerate; a mixture larger than memory;
+policies drawn at random, as predicted and as measured.
 """
 BATCH = 4
 STEPS = {TEXT: (8, 12), "8k": (1, 5), "32k": (1, 5), GPU: (3, 9)} | dict.fromkeys(
-    (SHORT, MEMORY, OFFLOAD, EXPERTS), (0, 0)
+    (SHORT, MEMORY, OFFLOAD, EXPERTS, PREDICTION), (0, 0)
 )
 """Steps that are not counted, which come first, and steps that are."""
 MEMORY_BYTES = 1 << 30
 """For K and V, or what an engine keeps of them."""
 _LARGE_BYTES, _LARGE_DEPTH = 4 << 20, 4
+_FEW_LAYERS = 12
 _OF = "tokens a second of whole decode steps, median over median, of one run"
 
 
@@ -70,6 +73,9 @@ def run(
     model: Annotated[
         str | None,
         Option("Measure the model of this folder (default: SmolLM2-135M, or its sizes).", metavar="DIR"),
+    ] = None,
+    seed: Annotated[
+        int | None, Option("Draw the policies of part prediction by it (default: a random one).", int)
     ] = None,
 ) -> Iterator[dict[str, Any]]:
     """The disk's rates, rows of each of the `parts`, and their speedups. Raises CommandError for others."""
@@ -83,6 +89,9 @@ def run(
             yield from ({"part": part, **row} for row in runtime.run(None if model is None else Path(model)))
         elif part == EXPERTS:
             yield from ({"part": part, **row} for row in mixture.measure(Path(tempfile.gettempdir())))
+        elif part == PREDICTION:
+            rows = prediction.measure(Path(tempfile.gettempdir()), _config(model, _FEW_LAYERS), seed)
+            yield from ({"part": part, **row} for row in rows)
         elif part == GPU:
             yield from ({"part": part, **row} for row in _on_gpu(model, profile))
         elif part == MEMORY:
@@ -121,8 +130,12 @@ def _contexts(part: str, model: str | None) -> Contexts:
     return random_contexts(_random_model(model), CONTEXTS[part], BATCH, steps)
 
 
+def _config(model: str | None, layers: int = 30) -> Any:
+    return default_config(layers) if model is None else AutoConfig.from_pretrained(model, local_files_only=True)
+
+
 def _random_model(model: str | None) -> Any:
-    return random_model(default_config() if model is None else AutoConfig.from_pretrained(model, local_files_only=True))
+    return random_model(_config(model))
 
 
 def _cases(part: str, contexts: Contexts, profile: DriveProfile) -> Iterator[DecodeCase]:

@@ -21,14 +21,15 @@ from nearflash.inference.engines.array import CsdArray
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.engines.device.window import WindowEngine
 from nearflash.inference.engines.store import StoreEngine
-from nearflash.inference.setup import CPU
+from nearflash.inference.policy.estimate import index_bytes, read_fraction
+from nearflash.inference.setup import CPU, default_layout
 from nearflash.offload.cache.block import BatchShape, BlockShape
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.placement import place_units
 from nearflash.planning.policy import OffloadPolicy
-from nearflash.storage.kv import KvLayout
+from nearflash.storage.kv import KvLayout, KvShape
 
-__all__ = ["BlockEngines", "KvPlaces", "check_engines", "engine_tiers"]
+__all__ = ["BlockEngines", "KvPlaces", "check_engines", "engine_read_fraction", "engine_tiers"]
 
 DEVICE, DISK, MEMORY = "device", "disk", "memory"
 
@@ -87,6 +88,18 @@ def check_engines(
             f"{policy.cache_bits}: it is kept in fp16; make a plan with --cache-bits 16"
         )
     return held
+
+
+def engine_read_fraction(
+    attention: AttentionPolicy, shape: KvShape, tokens: int, layout: KvLayout | None = None
+) -> float:
+    """Bytes that a step of decode reads at most, of those of all K and V of so many tokens: what is chosen, and the
+    index."""
+    if attention.mode is AttentionMode.DENSE and not attention.overrides:
+        return 1.0
+    layout = layout or default_layout(shape.dim, attention, tokens)
+    index = index_bytes(shape, layout, tokens) / (tokens * shape.token_bytes)
+    return min(1.0, read_fraction(attention, shape, layout, tokens) + index)
 
 
 class BlockEngines:

@@ -23,14 +23,13 @@ from nearflash.inference.calibration.choose import AUTO, SHORT_TOKENS, choose_po
 from nearflash.inference.commands.console import estimate, report_progress, summary
 from nearflash.inference.generate import Generated, generate, settings_of
 from nearflash.inference.models import load_model, model_positions
-from nearflash.inference.policy.estimate import index_bytes, read_fraction
-from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.session import Session
 from nearflash.inference.settings import Caller, GenerationSettings, generation_settings
-from nearflash.inference.setup import CPU, check_gpu, default_layout, drive_profile, is_gpu, open_engine, split_parts
+from nearflash.inference.setup import CPU, check_gpu, drive_profile, is_gpu, open_engine, split_parts
 from nearflash.offload.cache.block import BatchShape, BlockShape
-from nearflash.offload.cache.engines import BlockEngines, KvPlaces, check_engines
+from nearflash.offload.cache.engines import BlockEngines, KvPlaces, check_engines, engine_read_fraction
 from nearflash.offload.commands.options import Computing, plan_by_hand
 from nearflash.offload.generation import OffloadedModel
 from nearflash.offload.report import OffloadResult
@@ -140,7 +139,7 @@ def _run_by_plan(job: Job) -> int:
     settings, one_call = _settings_by_plan(job, rows, config, folder.path, vocabulary)
     tokens, sequences = _sequence_tokens(job, config, rows, settings), len(rows) * settings.num_beams
     attention, layout, sentence = _attention_by_plan(job, config, folder.path, tokens, sequences, one_call)
-    read = 1.0 if attention is None else _read_fraction(attention, kv_shape_of(config), layout, tokens)
+    read = 1.0 if attention is None else engine_read_fraction(attention, kv_shape_of(config), tokens, layout)
     plan, policy, line = _plan(options, max(map(len, rows)), settings.max_new_tokens, sequences, read)
     print(line, file=sys.stderr)
     if sentence:
@@ -323,16 +322,6 @@ def _choose_attention(
         profile=drive_profile(path) if on_file else None, cache_bytes=options.cache_size, model=model,
     )  # fmt: skip
     return attention, layout or own_layout, sentence
-
-
-def _read_fraction(attention: AttentionPolicy, shape: KvShape, layout: KvLayout | None, tokens: int) -> float:
-    """Bytes that a step of decode reads at most, of those of all K and V of so many tokens: what is chosen, and the
-    index."""
-    if attention.mode is AttentionMode.DENSE and not attention.overrides:
-        return 1.0
-    layout = layout or default_layout(shape.dim, attention, tokens)
-    index = index_bytes(shape, layout, tokens) / (tokens * shape.token_bytes)
-    return min(1.0, read_fraction(attention, shape, layout, tokens) + index)
 
 
 def _check_places(

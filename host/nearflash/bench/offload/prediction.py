@@ -1,0 +1,194 @@
+"""Policies drawn at random, as the cost model predicts them and as they run: seconds a token on this machine.
+
+Each row is one policy: shares of weights, KV cache and activations by tier, as the runtime places them, batches, bits,
+a format of the weights, an attention policy, prompts and new tokens, drawn with the `seed` of the row. Nothing is
+fitted to a policy: all are predicted from the machine's profile, which is measured in this run, as `nearflash plan`
+does. Where other programs compute meanwhile it is measured again before each policy, and the row has that.
+
+error: predicted over measured seconds a token, less one; the prompts' time is in both, loading the model is not, nor a
+first pass that touches its memory.
+"""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from nearflash.bench.disk import disk_rate
+from nearflash.inference.cache.decoder import kv_shape_of
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.offload import OffloadedModel
+from nearflash.offload.cache.engines import engine_read_fraction
+from nearflash.offload.machine.measure import measure_machine
+from nearflash.offload.machine.plan import model_shape
+from nearflash.offload.report import OffloadReport
+from nearflash.planning.cost import Prediction, predict
+from nearflash.planning.memory import peaks
+from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.profile import Machine
+from nearflash.planning.terms import Workload
+from nearflash.support.threads import idle_processors
+from nearflash.weights.convert import linear_weights, write_model
+from nearflash.weights.pretrained import silent_transformers
+
+__all__ = ["RandomPolicy", "measure", "random_policy"]
+
+FORMATS = {"dense": None, "coded": ("coded", 16), "int4": ("groups", 4)}
+"""Of the weights' files, as `nearflash compress` writes them."""
+_TIERS = ("gpu", "host", "disk")
+_BATCH_SIZES, _BATCHES = (1, 2, 4, 8, 16), (1, 2, 4)
+_PROMPT_TOKENS, _NEW_TOKENS = (16, 513), (6, 17)
+_PREFILL_TOKENS = 8192
+"""Of a block at most: its prompts are not all of the time."""
+_LEAST_S = 4.0
+"""That a policy is measured for, in whole runs."""
+_GOOD, _BAD = 0.1, 0.2
+_BIT_PROBABILITY = 0.25
+
+
+@dataclass(frozen=True)
+class RandomPolicy:
+    """One policy, and what it is for."""
+
+    weights: str
+    """One of FORMATS."""
+    policy: OffloadPolicy
+    workload: Workload
+    attention: AttentionPolicy | None
+
+
+def random_policy(random: np.random.Generator, layers: int, head_dim: int) -> RandomPolicy:
+    """A policy for a model of so many layers, of what runs on a machine without a GPU."""
+    while True:
+        size, count = int(random.choice(_BATCH_SIZES)), int(random.choice(_BATCHES))
+        low, high = np.log(_PROMPT_TOKENS)
+        prompt, new = int(np.exp(random.uniform(low, high))), int(random.integers(*_NEW_TOKENS))
+        if size * count * prompt <= _PREFILL_TOKENS:
+            break
+    weights, cache = _shares(random, layers), _shares(random, layers * count)
+    form = str(random.choice(list(FORMATS)))
+    cache_bits = 4 if random.random() < _BIT_PROBABILITY else 16
+    in_memory = form == "dense" and not weights.disk  # a dense file's layers can be quantised once they are loaded
+    attention = None
+    if cache_bits == 16 and random.random() < _BIT_PROBABILITY:
+        attention = AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=head_dim // 4, top_k=1 / 8, local_window=16)
+    policy = OffloadPolicy(
+        size, count, weights, cache, _shares(random, count), overlap=bool(random.random() >= _BIT_PROBABILITY),
+        cpu_attention=bool(random.integers(2)), cache_bits=cache_bits,
+        weight_bits=4 if in_memory and random.random() < _BIT_PROBABILITY else 16,
+    )  # fmt: skip
+    return RandomPolicy(form, policy, Workload(prompt, new), attention)
+
+
+def _shares(random: np.random.Generator, units: int) -> Shares:
+    """All on one tier, on two or on three: so many units, which is what the runtime places."""
+    tiers = random.permutation(_TIERS)[: random.integers(1, len(_TIERS) + 1)]
+    counts = random.multinomial(units, random.dirichlet(np.ones(len(tiers))))
+    return Shares(**{str(tier): count / units for tier, count in zip(tiers, counts, strict=True)})
+
+
+class _Folders:
+    """A model's folders by format, below `path`: random weights in bf16 of a configuration's sizes, made once each."""
+
+    def __init__(self, config: PreTrainedConfig, path: Path) -> None:
+        self.config, self._path = config, path
+
+    @cached_property
+    def _model(self) -> Any:
+        torch.manual_seed(0)
+        with silent_transformers():
+            return AutoModelForCausalLM.from_config(self.config, dtype=torch.bfloat16).eval()
+
+    def __getitem__(self, form: str) -> Path:
+        folder = self._path / form
+        if not folder.exists():
+            names = linear_weights(self._model) if FORMATS[form] else ()
+            kind, bits = FORMATS[form] or ("bitmap", 16)
+            write_model(self._model, folder, format=kind, bits=bits, dtype=torch.bfloat16, compressed=names)
+            self.config.dtype = torch.bfloat16
+            self.config.save_pretrained(folder)
+        return folder
+
+
+def measure(
+    path: Path, config: PreTrainedConfig, seed: int | None = None, policies: int = 10
+) -> Iterator[dict[str, Any]]:
+    """A row of the machine, one a policy, and how many were predicted well.
+
+    config: of a decoder whose sizes the model has; path: on the disk to measure; seed: None: a random one.
+    """
+    seed = secrets.randbelow(1 << 16) if seed is None else seed
+    random, errors = np.random.default_rng(seed), []
+    with tempfile.TemporaryDirectory(prefix=".nearflash-prediction-", dir=path) as folder:
+        folders, machines = _Folders(config, Path(folder)), dict[str, Machine]()
+        for number in range(policies):
+            drawn = random_policy(random, kv_shape_of(config).layers, kv_shape_of(config).dim)
+            busy = max(0, len(os.sched_getaffinity(0)) - idle_processors())
+            if busy or drawn.weights not in machines:
+                machines[drawn.weights] = _measure_machine(folders[drawn.weights], path)
+            row = _row(drawn, folders[drawn.weights], path, machines[drawn.weights])
+            errors.append(abs(row["error"]))
+            yield {"case": f"policy {number}", "seed": seed, **row, "processors_of_others": busy}
+    yield {
+        "case": "all", "seed": seed, "policies": policies, "error_within_10_percent": sum(e <= _GOOD for e in errors),
+        "error_above_20_percent": sum(e > _BAD for e in errors), "worst_error": max(errors),
+        "of": "predicted over measured seconds a token, less one",
+    }  # fmt: skip
+
+
+def _measure_machine(folder: Path, path: Path) -> Machine:
+    shape, _ = model_shape(folder)
+    return measure_machine(path, "bfloat16", (folder, shape))
+
+
+def _row(drawn: RandomPolicy, folder: Path, path: Path, machine: Machine) -> dict[str, Any]:
+    predicted, policy, held = _predict(drawn, folder, machine)
+    rate = disk_rate(path)
+    prefill_s, decode_s, report = _run(drawn, folder, path)
+    tokens = predicted.generated_tokens
+    return {
+        "predicted_s_per_token": predicted.seconds / tokens, "measured_s_per_token": (prefill_s + decode_s) / tokens,
+        "error": predicted.seconds / (prefill_s + decode_s) - 1,
+        "predicted_phases_s": [predicted.prefill_s, predicted.decode_s], "measured_phases_s": [prefill_s, decode_s],
+        "predicted_parts_s": {"prefill": predicted.prefill, "decode": predicted.decode}, "waits": report.seconds,
+        "weights": drawn.weights, "attention": str(drawn.attention.mode) if drawn.attention else "dense",
+        "workload": asdict(drawn.workload), "policy": asdict(policy), "read_gb_per_s": rate,
+        "peak_bytes": report.peak_bytes, "planned_peak_bytes": held,
+        "unit": "seconds a new token of all sequences, prompts included",
+    }  # fmt: skip
+
+
+def _predict(drawn: RandomPolicy, folder: Path, machine: Machine) -> tuple[Prediction, OffloadPolicy, dict[str, float]]:
+    """As `nearflash generate --plan` would: the file's bytes and the policy's reads are in the plan."""
+    shape, stored_fraction = model_shape(folder)
+    policy = replace(drawn.policy, stored_fraction=stored_fraction)
+    if drawn.attention is not None:
+        kv = kv_shape_of(AutoConfig.from_pretrained(folder, local_files_only=True))
+        tokens = drawn.workload.prompt_tokens + drawn.workload.new_tokens
+        policy = replace(policy, read_fraction=engine_read_fraction(drawn.attention, kv, tokens))
+    held = {name: each.peak_bytes for name, each in peaks(shape, machine, drawn.workload, policy).items()}
+    return predict(shape, machine, drawn.workload, policy), policy, held
+
+
+def _run(drawn: RandomPolicy, folder: Path, path: Path) -> tuple[float, float, OffloadReport]:
+    """Seconds of prefill and decode of a block, the mean of some runs, and the last one's report."""
+    policy, workload = drawn.policy, drawn.workload
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    ids = torch.randint(3, config.vocab_size, (policy.block_size, workload.prompt_tokens),
+                        generator=torch.Generator().manual_seed(1)).tolist()  # fmt: skip
+    with OffloadedModel(folder, policy, scratch=path) as opened:
+        options: dict[str, Any] = {"stop_tokens": [], "attention": drawn.attention}
+        opened.generate(ids, max_new_tokens=2, **options)
+        reports = list[OffloadReport]()
+        while sum(report.total_s for report in reports) < _LEAST_S:
+            reports.append(opened.generate(ids, max_new_tokens=workload.new_tokens, **options).report)
+    means = (sum(getattr(report, name) for report in reports) / len(reports) for name in ("prefill_s", "decode_s"))
+    return *means, reports[-1]
