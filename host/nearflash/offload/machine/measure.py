@@ -1,5 +1,6 @@
 """This machine as the planner sees it, measured in a few seconds: copies, matrix products, attention, the drive."""
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from nearflash.storage.io.profile import find_profile
 from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
 from nearflash.weights.compress import compress_tensor
 from nearflash.weights.expand import expand
+from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import expand_groups
 from nearflash.weights.weights_map import KeptTensor
 
@@ -173,23 +175,31 @@ def _unpack_rates(model: Path | None, device: torch.device, dtype: torch.dtype) 
     bitmap = compress_tensor("", np.where(bits & 1, bits, 0).astype(bits.dtype), "bitmap").data.tobytes()
     states = torch.randn(1, _SIDE * _SIDE // _HEAD_DIM, _HEAD_DIM, device=device).to(dtype)
     codes, cpu = encode(states), torch.device("cpu")
-    own = _find_compressed(model) if model is not None and model.is_dir() else None
+    own = _find_compressed(model) if model is not None and model.is_dir() else []
     groups_s = seconds_of(cpu, lambda: expand_groups(groups, out, 4, ElementFormat.BF16))
-    expand_s = seconds_of(cpu, lambda: expand(bitmap) if own is None else expand(own))
+    sources: list[bytes | WeightsTensor] = [*own] or [bitmap]
+    expand_s = seconds_of(cpu, lambda: [expand(source) for source in sources])
     return {
         "dequantise_bytes_per_s": out.nbytes / groups_s,
-        "expand_bytes_per_s": (out.nbytes if own is None else own.dense_bytes) / expand_s,
+        "expand_bytes_per_s": (sum(tensor.dense_bytes for tensor in own) or out.nbytes) / expand_s,
         "pack_cache_bytes_per_s": states.nbytes / seconds_of(device, lambda: encode(states)),
         "unpack_cache_bytes_per_s": states.nbytes / seconds_of(device, lambda: decode(codes, torch.empty_like(states))),
     }
 
 
-def _find_compressed(folder: Path) -> KeptTensor | None:
-    """The largest compressed tensor of a checkpoint, in memory; None where none is."""
+def _find_compressed(folder: Path) -> list[KeptTensor]:
+    """The compressed tensors of a checkpoint's first layer that has any, in memory; none where nothing is compressed.
+
+    All of a layer: small ones take longer by the byte than the largest.
+    """
     if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
-        return None
-    tensors = [tensor for tensor in open_checkpoint(folder).values() if tensor.form != "dense"]
-    return KeptTensor(max(tensors, key=lambda tensor: tensor.dense_bytes)) if tensors else None
+        return []
+    layers: dict[str, list[WeightsTensor]] = {}
+    for name, tensor in open_checkpoint(folder).items():
+        if tensor.form != "dense":
+            number = re.search(r"\.\d+\.", name)
+            layers.setdefault(number[0] if number else "", []).append(tensor)
+    return [KeptTensor(tensor) for tensor in next(iter(layers.values()), [])]
 
 
 def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float, float, float]:
