@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("accelerate")
 
+from nearflash.bench import limits
 from nearflash.bench.weights import forward, loading
 from nearflash.bench.weights.forward import LargeModel
 from nearflash.weights import compress_tensor, read_file, write_file
@@ -27,14 +28,14 @@ def ends(enter, size_bytes):
 
 
 def groups():
-    return [each for each in forward._CGROUPS.glob(f"**/nearflash-{os.getpid()}*")]
+    return [each for each in limits._CGROUPS.glob(f"**/nearflash-{os.getpid()}*")]
 
 
 def test_a_child_is_limited_and_its_parent_is_not():
     """By membership and limit: what becomes of a group's processes that go beyond it is the kernel's, and on a machine
     whose out-of-memory killer spares them they wait for ever."""
     before = groups()
-    with forward._limit_memory(LIMIT_BYTES) as (kind, enter):
+    with limits.limit_memory(LIMIT_BYTES) as (kind, enter):
         code = "import resource; print(open('/proc/self/cgroup').read(), resource.getrlimit(resource.RLIMIT_DATA)[0])"
         command = [sys.executable, "-S", "-c", code]
         said, plain = (
@@ -53,7 +54,7 @@ def test_a_child_is_limited_and_its_parent_is_not():
 
 def test_no_group_is_left_after_an_error():
     before = groups()
-    with pytest.raises(ZeroDivisionError), forward._limit_memory(LIMIT_BYTES):
+    with pytest.raises(ZeroDivisionError), limits.limit_memory(LIMIT_BYTES):
         raise ZeroDivisionError
     assert groups() == before
 
@@ -62,8 +63,8 @@ def test_no_group_is_left_after_an_error():
 def test_a_folder_without_the_memory_controller_does_not_limit(tmp_path, monkeypatch, folder):
     """A plain file was written there, named as a cgroup's, and the child ran without a limit."""
     (tmp_path / folder).mkdir(exist_ok=True)
-    monkeypatch.setattr(forward, "_CGROUPS", tmp_path)
-    with forward._limit_memory(LIMIT_BYTES) as (kind, enter):
+    monkeypatch.setattr(limits, "_CGROUPS", tmp_path)
+    with limits.limit_memory(LIMIT_BYTES) as (kind, enter):
         assert kind == "RLIMIT_DATA"
         assert ends(enter, 1 << 20) == 0 and ends(enter, 4 * LIMIT_BYTES) != 0
     assert not list((tmp_path / folder).glob("nearflash*"))
@@ -76,7 +77,7 @@ def test_a_folder_without_the_memory_controller_does_not_limit(tmp_path, monkeyp
 ])  # fmt: skip
 def test_a_case_is_what_its_process_prints_or_why_it_did_not(tmp_path, monkeypatch, code, expected):
     run = subprocess.run
-    monkeypatch.setattr(forward, "_CGROUPS", tmp_path / "none")
+    monkeypatch.setattr(limits, "_CGROUPS", tmp_path / "none")
     monkeypatch.setattr(subprocess, "run", lambda command, **options: run([sys.executable, "-c", code], **options))
     assert forward._case("accelerate", tmp_path, LIMIT_BYTES) == {**expected, "limited_by": "RLIMIT_DATA"}
 

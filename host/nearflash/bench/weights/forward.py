@@ -6,15 +6,12 @@ The weights are random, half of them pruned by magnitude, in bf16. Each case is 
 """
 
 import json
-import os
-import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from nearflash.bench.disk import disk_rate, drop, write_back
+from nearflash.bench.limits import limit_memory
 from nearflash.weights.convert import layer_weights, write_model
 
 __all__ = ["DENSE", "MEDIAN_MAGNITUDE", "LargeModel", "large_model", "measure"]
@@ -34,7 +32,6 @@ SHAPE = {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_att
 MEDIAN_MAGNITUDE = 0.6745
 """Of the magnitude of a normal number: half of them are smaller."""
 _LIMIT_BYTES = 3 << 29
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -93,34 +90,9 @@ def _case(case: str, folder: Path, limit_bytes: int) -> dict[str, Any]:
     write_back(files)  # who wrote them pays for their pages, and the limit would not count them
     drop(files)
     command = [sys.executable, "-m", "nearflash.bench.weights.forward_case", case, str(folder), str(limit_bytes)]
-    with _limit_memory(limit_bytes) as (kind, enter):
+    with limit_memory(limit_bytes) as (kind, enter):
         done = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return {"skipped": f"{case} did not end: {last}", "limited_by": kind}
     return {**json.loads(done.stdout.splitlines()[-1]), "limited_by": kind}
-
-
-@contextmanager
-def _limit_memory(limit_bytes: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Limit memory: by what, and the function that a child calls to be limited."""
-    for root, file in ((_CGROUPS / "memory", "memory.limit_in_bytes"), (_CGROUPS, "memory.max")):
-        group = root / f"nearflash-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue  # not mounted, or not ours to write to
-        try:
-            if not (group / file).exists():
-                continue  # an ordinary folder, or a group without the controller of memory
-            (group / file).write_text(str(limit_bytes))
-            yield "cgroup", partial(_enter, group)
-        finally:
-            group.rmdir()
-        return
-    limits = (limit_bytes, limit_bytes)
-    yield "RLIMIT_DATA", partial(resource.setrlimit, resource.RLIMIT_DATA, limits)
-
-
-def _enter(group: Path) -> None:
-    (group / "cgroup.procs").write_text(str(os.getpid()))
