@@ -20,7 +20,7 @@ BOARD ?= pynq-z2
 # Containers often set it: of the many processes of tests each would compile the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help venv demo check test test-full durations test-rest drivers board-wheel board-image sim hls-test lint format \
-    docs bench baseline synth bitstream vivado xclbin formal mutation emit clean
+    docs bench baseline airllm synth bitstream vivado xclbin formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -93,6 +93,13 @@ bench: venv ## every bench, one JSON object a line on standard output
 
 baseline: venv ## DeepSpeed in .venv-deepspeed, for nearflash bench train
 	bash .ci/baseline.sh
+
+airllm: venv ## AirLLM in .venv-airllm, for nearflash bench generate --parts larger
+	test -x .venv-airllm/bin/python || $(PY) -m venv .venv-airllm
+	packages=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$(.venv-airllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$packages')" >"$$own/project.pth"
+	.venv-airllm/bin/python -m pip install -q --disable-pip-version-check --no-deps airllm==4.0.0
 
 synth: venv ## resources of one kernel: make synth KERNEL=update FAMILY=xcup CONFIG=smartssd
 	$(NEARFLASH) synth $(KERNEL) --family $(FAMILY) --config $(CONFIG)

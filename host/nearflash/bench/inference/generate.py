@@ -27,7 +27,7 @@ from nearflash.bench.inference.decode import DecodeCase, measure
 from nearflash.bench.inference.gpu import NO_GPU, on_gpu
 from nearflash.bench.inference.memory_reads import memory_reads
 from nearflash.bench.inference.short_contexts import short_contexts
-from nearflash.bench.offload import mixture, prediction, runtime
+from nearflash.bench.offload import larger, mixture, prediction, runtime
 from nearflash.bench.options import Option, check_choices
 from nearflash.inference.calibration.choose import UNIFORM, choose_policy
 from nearflash.inference.models import load_model
@@ -49,14 +49,14 @@ AUTO = "auto"
 CONTEXTS = {"8k": 8192, "32k": 32768}
 """Random ones, by part."""
 TEXT, SHORT, MEMORY, GPU, OFFLOAD, EXPERTS = "text", "short", "memory", "gpu", "offload", "experts"
-PREDICTION = "prediction"
+PREDICTION, LARGER = "prediction", "larger"
 """Parts: four English texts, 32,000 tokens of context; 50 and 500 tokens; attention to what is in memory; a model on a
 GPU (gpu.py); weights and cache on the disk, as planned and otherwise, beside accelerate; a mixture larger than memory;
-policies drawn at random, as predicted and as measured.
+policies drawn at random, as predicted and as measured; a model three times as large as the memory of its processes.
 """
 BATCH = 4
 STEPS = {TEXT: (8, 12), "8k": (1, 5), "32k": (1, 5), GPU: (3, 9)} | dict.fromkeys(
-    (SHORT, MEMORY, OFFLOAD, EXPERTS, PREDICTION), (0, 0)
+    (SHORT, MEMORY, OFFLOAD, EXPERTS, PREDICTION, LARGER), (0, 0)
 )
 """Steps that are not counted, which come first, and steps that are."""
 MEMORY_BYTES = 1 << 30
@@ -89,6 +89,8 @@ def run(
             yield from ({"part": part, **row} for row in runtime.run(None if model is None else Path(model)))
         elif part == EXPERTS:
             yield from ({"part": part, **row} for row in mixture.measure(Path(tempfile.gettempdir())))
+        elif part == LARGER:
+            yield from ({"part": part, **row} for row in larger.measure(Path(tempfile.gettempdir())))
         elif part == PREDICTION:
             rows = prediction.measure(Path(tempfile.gettempdir()), _config(model, _FEW_LAYERS), seed)
             yield from ({"part": part, **row} for row in rows)

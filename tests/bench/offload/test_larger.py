@@ -1,0 +1,57 @@
+"""The bench of a model larger than memory, on a tiny one whose processes have no limit."""
+
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("accelerate")
+pytest.importorskip("scipy")
+
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from nearflash.bench.offload import larger
+from nearflash.planning.profile import load_machine
+from nearflash.weights import open_checkpoint
+from nearflash.weights.loading import load
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 97, "tie_word_embeddings": True}  # fmt: skip
+
+
+def test_dense_and_coded_are_one_model(tmp_path):
+    config = LlamaConfig(**SIZES, dtype="bfloat16")
+    total = larger.write_llama(tmp_path / "dense", config, "dense")
+    assert larger.write_llama(tmp_path / "coded", config, "coded") == total
+    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "dense", local_files_only=True, dtype="auto")
+    coded = load(AutoModelForCausalLM, tmp_path / "coded")
+    assert total == sum(each.nbytes for each in dense.parameters())
+    for (name, one), (_, other) in zip(dense.named_parameters(), coded.named_parameters(), strict=True):
+        assert one.equal(other), name
+    assert {each.form for each in open_checkpoint(tmp_path / "coded").values()} == {"dense", "coded"}
+
+
+@pytest.mark.full
+def test_every_case_has_a_row_and_the_same_tokens(tmp_path, monkeypatch):
+    @contextmanager
+    def unlimited(limit_bytes):
+        yield "nothing", lambda: None
+
+    monkeypatch.delenv(larger.AIRLLM, raising=False)
+    monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 32 << 20)
+    monkeypatch.setattr(larger, "OWN_BYTES", -(1 << 30))
+    monkeypatch.setattr(larger, "limit_memory", unlimited)
+    monkeypatch.setattr(larger, "measure_machine", lambda *_: load_machine("gpu24"))
+    disk, *rows = larger.measure(tmp_path, SIZES, (2,))
+    assert disk["read_gb_per_s"] > 0 and disk["limit_bytes"] == disk["model_bytes"] // 3
+    assert [row["case"] for row in rows] == ["accelerate", "airllm", "dense", "coded", "transformers", "dense"]
+    assert "make airllm" in rows[1]["skipped"]
+    for row in rows[2:4]:
+        assert row["same_tokens"] and row["speedup_over_accelerate"] > 0
+        assert row["planned_peak_bytes"]["gpu"] > 0 and row["held_peak_bytes"]["gpu"] > 0
+    assert rows[-1]["same_tokens"] and rows[-1]["speedup_over_transformers"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_case_that_fails_states_why(tmp_path):
+    row = larger._case("transformers", tmp_path, 1, None)
+    assert row["skipped"].startswith("transformers did not end: ") and row["limited_by"] == "nothing"
