@@ -1,4 +1,5 @@
 import argparse
+import itertools
 import json
 from pathlib import Path
 
@@ -23,6 +24,22 @@ def run(*argv):
     command.tune(subparsers)
     arguments = parser.parse_args([str(each) for each in argv])
     return arguments.run(arguments)
+
+
+def test_a_curve_has_a_plan_for_one_prompt_and_for_many(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "curve.png"
+    options = ("--hardware", "t4", "--prompt-len", 64, "--gen-len", 8, "--prompts", 8, "--curve", file)
+    run("plan", MODEL, *options, "--json")
+    found = json.loads(capsys.readouterr().out)
+    points = found["curve"]
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert points[0]["sequences"] == 1 and points[-1]["sequences"] == found["block_sequences"]
+    for less, more in itertools.pairwise(points):
+        assert less["sequences"] < more["sequences"] and less["tokens_per_second"] < more["tokens_per_second"]
+    assert points[-1]["tokens_per_second"] == pytest.approx(found["tokens_per_second"])
+    run("plan", MODEL, *options)
+    assert len([line for line in capsys.readouterr().out.splitlines() if " at once " in line]) == len(points)
 
 
 @pytest.fixture

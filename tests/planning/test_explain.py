@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("scipy")
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.explain import changes, count_written_bytes, explain, one_line, summary
+from nearflash.planning.explain import changes, count_written_bytes, explain, one_line, summary, tokens_per_dollar
 from nearflash.planning.plan_file import PlanFile, plan_text, read_plan, write_plan
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.planning.profile import DeviceTier
+from nearflash.planning.profile import DeviceTier, Prices, machine_toml, parse_machine
 from nearflash.planning.search import plan_for
 from nearflash.planning.terms import Workload
 
@@ -34,6 +34,21 @@ def test_wear_is_what_the_cache_writes(plan, t4):
     machine = replace(t4, device=DeviceTier("test", 1e13, 1e10, 1e9, 3e9))
     kept = plan_for(plan.shape, machine, plan.workload, replace(plan.policy, cache=Shares(device=1)))
     assert count_written_bytes(kept) == pytest.approx((0, disk))
+
+
+def test_tokens_a_dollar_are_those_of_time_and_wear(plan, t4):
+    assert tokens_per_dollar(plan) is None and summary(plan)["tokens_per_dollar"] is None
+    assert not any(line.startswith("price") for line in explain(plan))
+    priced = replace(t4, prices=Prices("a list of prices", 3600.0))
+    assert parse_machine(machine_toml(priced)) == priced
+    found = plan_for(plan.shape, priced, plan.workload, plan.policy)
+    assert tokens_per_dollar(found) == pytest.approx(found.prediction.tokens_per_second), "a dollar a second"
+    worn = replace(
+        priced, prices=Prices("a list of prices", 3600.0, found.prediction.seconds / count_written_bytes(plan)[0])
+    )
+    half = plan_for(plan.shape, worn, plan.workload, plan.policy)
+    assert tokens_per_dollar(half) == pytest.approx(found.prediction.tokens_per_second / 2)
+    assert any("tokens a dollar (a list of prices)" in line for line in explain(found))
 
 
 def test_changes_name_what_it_waits_for_first(plan):

@@ -37,6 +37,9 @@ def plan(subparsers: Any) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Keep the plan in this file.")
     parser.add_argument("--picture", type=Path, metavar="FILE",
                         help="Draw where every byte lies and one step of decode into this PNG.")  # fmt: skip
+    parser.add_argument("--curve", type=Path, metavar="FILE",
+                        help="Find the best plan for 1, 2, 4, … prompts at once, too, and draw their latency and "
+                        "throughput into this PNG.")  # fmt: skip
     parser.set_defaults(run=_plan)
 
 
@@ -83,10 +86,11 @@ def _seconds(text: str) -> float:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    for file in (arguments.output, arguments.picture):
+    for file in (arguments.output, arguments.picture, arguments.curve):
         if file is not None:
             check_replaceable(file)
-    plan = _search(arguments)
+    sought = _sought(arguments)
+    plan = _search(sought)
     if arguments.output:
         _keep(plan, arguments.output)
     if arguments.picture:
@@ -94,7 +98,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
         save_picture(plan, arguments.picture)
         print(f"drawn in {arguments.picture}", file=sys.stderr)
-    return _print(arguments, plan)
+    points = None if arguments.curve is None else _curve(sought, arguments.curve)
+    return _print(arguments, plan, points)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
@@ -103,7 +108,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     if not arguments.model.is_dir():
         raise CommandError(f"model must be a folder to keep a plan in, not {str(arguments.model)!r}")
     check_replaceable(arguments.model / PLAN_NAME)
-    plan = _search(arguments)
+    plan = _search(_sought(arguments))
     _keep(plan, arguments.model / PLAN_NAME)
     return _print(arguments, plan)
 
@@ -115,21 +120,43 @@ def _keep(found: Any, file: Path) -> None:
     print(f"kept in {file}", file=sys.stderr)
 
 
-def _print(arguments: argparse.Namespace, found: Any) -> int:
+def _curve(sought: Any, file: Path) -> list[dict[str, Any]]:
+    """Draw the plans of one prompt and more; their points."""
+    from nearflash.planning.curve import curve_points, plan_curve
+    from nearflash.planning.picture import save_curve
+
+    plans = list(plan_curve(*sought))
+    save_curve(plans, file)
+    print(f"drawn in {file}", file=sys.stderr)
+    return curve_points(plans)
+
+
+def _print(arguments: argparse.Namespace, found: Any, points: list[dict[str, Any]] | None = None) -> int:
     from nearflash.planning.explain import explain, summary
     from nearflash.planning.plan_file import plan_text
 
     if arguments.json:
-        print(json.dumps({**summary(found), "policy": json.loads(plan_text(found))["policy"]}))
+        curve = {} if points is None else {"curve": points}
+        print(json.dumps({**summary(found), "policy": json.loads(plan_text(found))["policy"], **curve}))
     else:
         print("\n".join(explain(found)))
+        for point in points or ():
+            print(f"{point['sequences']:>6} at once  {point['tokens_per_second']:>9.3g} token/s  "
+                  f"{point['seconds']:>9.3g} s for all tokens  {point['seconds_a_step']:>9.3g} s a step")  # fmt: skip
     return 0
 
 
-def _search(arguments: argparse.Namespace) -> Any:
+def _search(sought: Any) -> Any:
+    from nearflash.planning.search import search
+
+    return search(*sought)
+
+
+def _sought(arguments: argparse.Namespace) -> Any:
+    """Shape, machine, workload and space of what is searched."""
     from nearflash.offload.machine.plan import machine_here, model_shape
     from nearflash.planning.profile import load_machine
-    from nearflash.planning.search import Space, Workload, search
+    from nearflash.planning.search import Space, Workload
 
     shape, stored_fraction = model_shape(arguments.model)
     if arguments.hardware in (None, _MEASURE):
@@ -143,4 +170,4 @@ def _search(arguments: argparse.Namespace) -> Any:
     machine = machine.with_memory(**{tier: budget for tier, budget in budgets.items() if budget is not None})
     space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_block_s=arguments.max_seconds,
                   max_sequences=arguments.prompts, stored_fraction=stored_fraction)  # fmt: skip
-    return search(shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space)
+    return shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space

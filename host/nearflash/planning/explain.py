@@ -12,7 +12,7 @@ from nearflash.planning.profile import Machine
 from nearflash.planning.search import Plan, tokens_per_second_at_best
 from nearflash.planning.terms import PolicyOptions
 
-__all__ = ["Change", "changes", "count_written_bytes", "explain", "one_line", "summary"]
+__all__ = ["Change", "changes", "count_written_bytes", "explain", "one_line", "summary", "tokens_per_dollar"]
 
 _MORE = 0.25
 """Share of a tier's memory, or of a rate, that is added to see what it would give."""
@@ -44,6 +44,16 @@ def count_written_bytes(plan: Plan) -> tuple[float, float]:
     queries = per_token.get("cache device to host", 0.0)
     device = max(0.0, per_token.get("cache host to device", 0.0) - queries)
     return disk * tokens, device * tokens
+
+
+def tokens_per_dollar(plan: Plan) -> float | None:
+    """Generated tokens of a block over the price of its time and of its writes to flash; None without prices."""
+    prices = plan.machine.prices
+    if prices is None:
+        return None
+    dollars = plan.prediction.seconds / 3600 * prices.dollars_per_hour
+    dollars += sum(count_written_bytes(plan)) * prices.dollars_per_written_byte
+    return plan.prediction.generated_tokens / dollars
 
 
 def one_line(plan: Plan) -> str:
@@ -110,6 +120,9 @@ def explain(plan: Plan) -> Iterator[str]:
                    f"({fraction})")  # fmt: skip
     disk, device = count_written_bytes(plan)
     yield f"wear        {_bytes(disk)} written to disk, {_bytes(device)} to near-storage drives, by a block"
+    tokens, prices = tokens_per_dollar(plan), plan.machine.prices
+    if prices is not None:
+        yield f"price       {tokens:,.0f} tokens a dollar ({prices.source})"
     yield f"waits for   {_waits(prediction.bottleneck)}"
     for change in changes(plan):
         gain = change.tokens_per_second / prediction.tokens_per_second
@@ -136,6 +149,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "limit_bytes": {tier: peak.limit_bytes for tier, peak in plan.peaks.items()},
         "disk_written_bytes": disk,
         "device_written_bytes": device,
+        "tokens_per_dollar": tokens_per_dollar(plan),
         "bottleneck": prediction.bottleneck,
         "changes": [{"what": change.what, "tokens_per_second": change.tokens_per_second} for change in changes(plan)],
         "text": one_line(plan),

@@ -1,5 +1,6 @@
 """A picture of a plan: where every byte lies, and one step of decode on a time line."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from nearflash.planning.search import Plan
 from nearflash.planning.terms import VARIABLES, PolicyOptions, shares_vector
 from nearflash.support.files import replace_file
 
-__all__ = ["save_picture", "tier_bytes"]
+__all__ = ["save_curve", "save_picture", "tier_bytes"]
 
 _KINDS = ("weights", "cache", "activations", "working set")
 _COLOURS = {"weights": "#4878a8", "cache": "#e08a3c", "activations": "#6aa66a", "working set": "#a0a0a0"}
@@ -41,6 +42,25 @@ def save_picture(plan: Plan, file: Path) -> None:
     _draw_step(plan, timeline)
     figure.suptitle(f"{plan.machine.name}: {plan.prediction.tokens_per_second:.3g} token/s, "
                     f"{plan.policy.num_batches} x {plan.policy.batch_size} sequences")  # fmt: skip
+    _save(figure, file)
+
+
+def save_curve(plans: Sequence[Plan], file: Path) -> None:
+    """Draw tokens a second of plans against the seconds of their blocks, as PNG. Raises PlanError where it cannot."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    seconds = [plan.prediction.seconds for plan in plans]
+    speeds = [plan.prediction.tokens_per_second for plan in plans]
+    axes.loglog(seconds, speeds, marker="o", color=_COLOURS["weights"])
+    for plan, x, y in zip(plans, seconds, speeds, strict=True):
+        axes.annotate(str(plan.policy.block_size), (x, y), textcoords="offset points", xytext=(6, -10))
+    axes.set(xlabel="seconds until all tokens of a block are there", ylabel="tokens a second")
+    work = plans[0].workload
+    axes.set_title(f"{plans[0].machine.name}: sequences at once, {work.prompt_tokens} + {work.new_tokens} tokens each")
+    _save(figure, file)
+
+
+def _save(figure: Figure, file: Path) -> None:
     try:
         with replace_file(file) as out:
             figure.savefig(out, format="png", dpi=120)

@@ -19,7 +19,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.support.files import read_text
 from nearflash.support.tables import TableReader, brief
 
-__all__ = ["Compute", "DeviceTier", "Disk", "DiskRate", "Links", "Machine", "MemorySizes", "RuntimeCosts",
+__all__ = ["Compute", "DeviceTier", "Disk", "DiskRate", "Links", "Machine", "MemorySizes", "Prices", "RuntimeCosts",
            "list_machines", "load_machine", "machine_toml"]  # fmt: skip
 
 _FORMAT, _VERSION = "nearflash machine", 1
@@ -161,6 +161,15 @@ class DeviceTier:
 
 
 @dataclass(frozen=True)
+class Prices:
+    """What the machine costs: for each hour that it computes, and for each byte written to flash, of its wear."""
+
+    source: str
+    dollars_per_hour: float
+    dollars_per_written_byte: float = 0.0
+
+
+@dataclass(frozen=True)
 class DiskRate:
     """One measured kind of request: `call` read or write, direct or buffered, bytes a request, requests in flight."""
 
@@ -182,6 +191,7 @@ class Machine:
     compute: Compute
     schedule: RuntimeCosts
     device: DeviceTier | None = None
+    prices: Prices | None = None
     rates: tuple[DiskRate, ...] = field(default=())
 
     def with_memory(self, **bytes_by_tier: float) -> "Machine":
@@ -190,11 +200,12 @@ class Machine:
 
 
 _TABLES: dict[str, Any] = {"memory": MemorySizes, "links": Links, "disk": Disk, "compute": Compute,
-                           "schedule": RuntimeCosts, "device": DeviceTier}  # fmt: skip
-_OPTIONAL_TABLES = ("disk", "device")
+                           "schedule": RuntimeCosts, "device": DeviceTier, "prices": Prices}  # fmt: skip
+_OPTIONAL_TABLES = ("disk", "device", "prices")
 _LOST = ("computing_lost_to_reads", "computing_lost_to_copies", "reads_lost_to_computing")
 _MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "request_s", "exposed_weight_loads", "exposed_states", "per_layer_s",
                 "per_pass_s", "per_start_s", "per_routing_s", "per_state_s", "per_logit_s", "visits_ahead",
+                "dollars_per_written_byte",
                 *_LOST)  # fmt: skip
 _LEAST, _MOST = 1e-24, 1e24
 """Of a number with a unit: beyond, what is predicted is no number any more."""
