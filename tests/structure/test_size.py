@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 65_000, "rtl": 29_000, "sim": 15_700, "hls": 100, "tests": 71_900}
+LINES = {"host": 65_700, "rtl": 29_400, "sim": 15_800, "hls": 100, "tests": 72_500}
 
 
 @pytest.mark.parametrize("top", LINES)

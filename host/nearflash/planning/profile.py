@@ -162,7 +162,7 @@ class DeviceTier:
 
 @dataclass(frozen=True)
 class Prices:
-    """What the machine costs: for each hour that it computes, and for each byte written to flash, of its wear."""
+    """Prices of a machine: of each hour that it computes, and of the wear of each byte written to flash."""
 
     source: str
     dollars_per_hour: float

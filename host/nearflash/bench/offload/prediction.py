@@ -36,7 +36,7 @@ from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Machine
 from nearflash.planning.terms import Workload
 from nearflash.support.threads import idle_processors
-from nearflash.weights.convert import linear_weights, write_model
+from nearflash.weights.convert import layer_weights, write_model
 from nearflash.weights.pretrained import silent_transformers
 
 __all__ = ["RandomPolicy", "measure", "random_policy"]
@@ -110,7 +110,7 @@ class _Folders:
     def __getitem__(self, form: str) -> Path:
         folder = self._path / form
         if not folder.exists():
-            names = linear_weights(self._model) if FORMATS[form] else ()
+            names = layer_weights(self._model) if FORMATS[form] else ()
             kind, bits = FORMATS[form] or ("bitmap", 16)
             write_model(self._model, folder, format=kind, bits=bits, dtype=torch.bfloat16, compressed=names)
             self.config.dtype = torch.bfloat16
