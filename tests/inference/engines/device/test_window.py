@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.errors import PageError
+from nearflash.abi.errors import DeviceLostError, PageError
 from nearflash.device import open_device
 from nearflash.inference.engines.device.engine import DeviceEngine
 from nearflash.inference.engines.device.window import WindowEngine
 from nearflash.inference.policy.policy import AttentionPolicy
+from nearflash.inference.setup import open_engine
 from nearflash.storage.flash.geometry import FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
 from nearflash.storage.flash.window import WindowFlash, slot_bytes
@@ -95,3 +96,14 @@ def test_a_damaged_page_on_the_drive_is_named(make_engine, make_layout, shape, f
         flash._file.write(page * row.size, row[0])
     with pytest.raises(PageError, match=r"sequence 0, layer 1, head 0: .* MISDIRECTED"):
         engine.attend(1, numbers, draw_q(shape, 1, 2))
+
+
+def test_a_drive_that_fails_is_named_with_its_heads(make_layout, shape, filled, draw_q, tmp_path):
+    options = dict(tokens=256, sequences=1, layout=make_layout(), cache_bytes=200 * slot_bytes(4096))
+    with open_engine(shape, PAGE, device=[SPEC, SPEC], path=tmp_path / "kv", **options) as array:
+        numbers, _ = filled(array, shape, [139])
+        array.engines[1]._flash._file.close()
+        with pytest.raises(
+            DeviceLostError, match=r"device 1 .* with KV heads \[2, 3\) .*kv\.1 .*lost: KV of sequences"
+        ):
+            array.attend(1, numbers, draw_q(shape, 1, 2))
