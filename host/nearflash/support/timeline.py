@@ -19,6 +19,8 @@ _MEASURED, _PREDICTED = 1, 2
 _FIRST_PREDICTED = 1000
 """Row: some readers want the threads of all processes to differ."""
 
+_Details = tuple[tuple[str, int | float | str], ...]
+
 
 class Predicted(NamedTuple):
     """A span that was predicted: its row and name, its seconds since the beginning, and how many it takes."""
@@ -34,7 +36,8 @@ class Timeline:
 
     def __init__(self, limit: int = 100_000) -> None:
         self.seconds: dict[str, float] = {}
-        self._events: deque[TraceEvent] = deque(maxlen=limit)
+        self._spans: deque[tuple[str, int, float, float, _Details]] = deque(maxlen=limit)
+        """Name, row, start and seconds, both in microseconds; a trace event takes three times the memory."""
         self._rows: dict[str, int] = {}
         self._lock = threading.Lock()
         self._origin = time.perf_counter()
@@ -52,14 +55,18 @@ class Timeline:
                 # By name: a step's threads are new ones, and belong in the rows of the step before.
                 row = self._rows.setdefault(threading.current_thread().name, len(self._rows) + 1)
                 start_us, duration_us = (start - self._origin) * 1e6, duration * 1e6
-                self._events.append(make_span(name, (_MEASURED, row), start_us, duration_us, **details))
+                self._spans.append((name, row, start_us, duration_us, tuple(details.items())))
 
     def write(self, path: Path, predicted: Iterable[Predicted] = ()) -> None:
         """Write the spans as trace events, and what was predicted beside them. Raises OSError."""
         with self._lock:
-            events = sorted(self._events, key=lambda event: float(event["ts"]))
+            spans = sorted(self._spans, key=lambda span: span[2])
             rows = [name_thread(_MEASURED, row, name) for name, row in self._rows.items()]
-        origin_us, threads = float(events[0]["ts"]) if events else 0.0, dict[str, int]()
+        events: list[TraceEvent] = [
+            make_span(name, (_MEASURED, row), start_us, duration_us, **dict(details))
+            for name, row, start_us, duration_us, details in spans
+        ]
+        origin_us, threads = spans[0][2] if spans else 0.0, dict[str, int]()
         for row, name, start_s, seconds in predicted:
             thread = threads.setdefault(row, _FIRST_PREDICTED + len(threads))
             events.append(make_span(name, (_PREDICTED, thread), origin_us + start_s * 1e6, seconds * 1e6))

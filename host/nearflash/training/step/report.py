@@ -6,15 +6,18 @@ from nearflash.support.timeline import Timeline
 from nearflash.training.step.stalls import Stalls
 from nearflash.training.step.traffic import Traffic
 
-__all__ = ["Report"]
+__all__ = ["SPANS", "Report"]
+
+SPANS = 20_000
+"""Four steps of a billion parameters: some 5 MB, however large the model is."""
 
 
 @dataclass
 class Report:
     """Figures of an optimizer's steps, since its construction unless stated otherwise. For callers to read only."""
 
-    timeline: Timeline = field(default_factory=Timeline)
-    """Which thread did what, and when."""
+    timeline: Timeline = field(default_factory=lambda: Timeline(SPANS))
+    """Which thread did what, and when: the last SPANS of it."""
     traffic: Traffic = field(default_factory=Traffic)
     """Bytes moved."""
     stalls: Stalls = field(default_factory=Stalls)
