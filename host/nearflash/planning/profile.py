@@ -162,7 +162,7 @@ class DeviceTier:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a machine: of each hour that it computes, and of the wear of each byte written to flash."""
+    """Dollars of an hour in which the machine computes, and of each byte written to flash, for its wear."""
 
     source: str
     dollars_per_hour: float
