@@ -19,7 +19,7 @@ from nearflash.abi.formats import fp32_bits
 from nearflash.abi.kernel.commands import Command, Completion, GradientFormat, UpdateCommand
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.kernel.config import update_config as named_config
-from nearflash.abi.optimizers import OPTIMIZERS
+from nearflash.abi.optimizers import OPTIMIZERS, MasterFormat
 from nearflash.abi.topk import HEADER_BYTES, StreamFault, stream_error
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice, port_beats
@@ -54,7 +54,8 @@ class HlsDevice(CheckedDevice):
         self.memory = memory or SimulatedMemory()
         super().__init__(Identity("hls", config, config.digest64, ABI_VERSION, git_revision=0), self.memory)
         optimizers = (*OPTIMIZERS, *(rule.optimizer for rule in rules))
-        self.build = replace(config, optimizers=optimizers, gradients=("fp32", "topk"), state_formats=("fp32",))
+        self.build = replace(config, optimizers=optimizers, gradients=("fp32", "topk"), state_formats=("fp32",),
+                             delta=config.delta and len(config.masters) == 1)  # fmt: skip
         self._config, self._real = config, real
         self._libraries: dict[HlsKernel, HlsLibrary] = {}
         self._thread = ThreadPoolExecutor(1, "nearflash-hls")
@@ -74,7 +75,8 @@ class HlsDevice(CheckedDevice):
         assert isinstance(command, UpdateCommand)
         call = call_of(command.rule)
         topk = command.gradient is GradientFormat.TOPK
-        call = replace(call, kernel=replace(call.kernel, topk=topk, delta=command.delta))
+        split = command.master is MasterFormat.SPLIT
+        call = replace(call, kernel=replace(call.kernel, topk=topk, delta=command.delta, split=split))
         if call.kernel not in self._libraries:
             self._libraries[call.kernel] = call.kernel.library(self._config, self._real)
         self._work.append(self._thread.submit(self._run, self._libraries[call.kernel], command, call))
@@ -94,10 +96,11 @@ class HlsDevice(CheckedDevice):
     def _run(self, library: HlsLibrary, command: UpdateCommand, call: HlsCall) -> Completion:
         kernel, results = call.kernel, np.zeros(2 + call.kernel.topk, np.uint32)
         library.run([
-            *(self._host_address(command.inputs[name]) for name in ("g", *kernel.arrays)),
-            *(self._host_address(command.outputs[name]) for name in kernel.arrays),
-            self._host_address(command.outputs["copy"]) if command.copy else 0,
-            *([command.gradient_bytes] if kernel.topk else []), command.params, command.copy,
+            *(self._host_address(command.inputs[name]) for name in ("g", *kernel.ports)),
+            *(self._host_address(command.outputs[name]) for name in kernel.ports),
+            *([] if kernel.split else [self._host_address(command.outputs["copy"]) if command.copy else 0]),
+            *([command.gradient_bytes] if kernel.topk else []), command.params,
+            *([] if kernel.split else [command.copy]),
             *(fp32_bits(call.scalars[name]) for name in kernel.scalars),
             *(int(address) for address in results.ctypes.data + results.itemsize * np.arange(results.size)),
         ])  # fmt: skip

@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from nearflash.abi.optimizers import MasterFormat
+
 __all__ = ["update_kernel"]
 
 _TEXT = """\
@@ -35,7 +37,7 @@ static_assert(fields<Update::Scalars, Real> == {scalar_count},
 {source}
 {loads}
     NEARFLASH_STAGE(Update::{update}<{members}>(
-        params, scalars, copy_format, gradients, in, out, {given}, nonfinite_gradients, copy_overflows));
+        params, scalars, {format}, gradients, in, out, {given}, nonfinite_gradients, copy_overflows));
 {stores}
 {copy_stores}
     NEARFLASH_JOIN
@@ -96,29 +98,53 @@ static_assert(NEARFLASH_CONFIG::delta, "the configuration must be one with delta
     NEARFLASH_STAGE(store_delta(words, parts, copy));""",
     "copy_count": "",
 }  # fmt: skip
+_SPLIT: dict[str, Any] = _COPY | {
+    "copies": "no copy: p is a split master, and its bf16 weights are one", "copy_counts": [], "copy_count": "",
+    "copy_include": '#include "nearflash/split.hpp"\n',
+    "copy_types": """\
+using Split = Halves<NEARFLASH_CONFIG::lanes, NEARFLASH_CONFIG::port_bits>;
+""",
+    "copy_streams": """\
+    Stream<Update::CopyWord> narrow("copy"), weights("weights"), rests("rests");
+    Stream<Update::CopyWord> new_weights("new weights"), new_rests("new rests");""",
+    "copy_stores": """\
+    NEARFLASH_STAGE(Split::split(params, out[0], narrow, new_weights, new_rests));
+    NEARFLASH_STAGE(store(new_weights, params, weight_out));
+    NEARFLASH_STAGE(store(new_rests, params, rest_out));""",
+}  # fmt: skip
+_SPLIT_LOADS = """\
+    NEARFLASH_STAGE(load(weight, params, weights));
+    NEARFLASH_STAGE(load(rest, params, rests));
+    NEARFLASH_STAGE(Split::join(params, weights, rests, in[0]));"""
 
 
 def update_kernel(
     name: str, optimizer: str, header: str, arrays: Sequence[str], scalars: Sequence[str], *, topk: bool = False,
-    delta: bool = False,
+    delta: bool = False, split: bool = False,
 ) -> str:  # fmt: skip
     """Text of hls/kernels/update_<name>.cpp.
 
     optimizer: the struct template of `header`; arrays: fields of its State, p first; scalars: fields of its Scalars.
     topk: the gradient is a Top-K stream, expanded on its way to the lanes. delta: what the copy changes is written.
+    split: p comes and goes as the weights and the rests of a split master, without a copy.
     """
-    gradient, copy = _TOPK if topk else _DENSE, _DELTA if delta else _COPY
-    outputs = [f"{array}_out" for array in arrays]
-    pointers = [f"const {gradient['port']}* g", *(f"const Update::Port* {array}" for array in arrays)]
-    pointers += [*(f"Update::Port* {output}" for output in outputs), f"{copy['copy_port']}* copy"]
+    gradient, copy = _TOPK if topk else _DENSE, _SPLIT if split else _DELTA if delta else _COPY
+    types = {array: "Update::Port" for array in arrays[split:]}
+    types = (dict.fromkeys(MasterFormat.SPLIT.arrays, "Split::Port") if split else {}) | types
+    outputs = [f"{array}_out" for array in types]
+    pointers = [f"const {gradient['port']}* g", *(f"const {port}* {array}" for array, port in types.items())]
+    pointers += [f"{port}* {output}" for output, port in zip(outputs, types.values(), strict=True)]
+    copies, form = ([], []) if split else (["copy"], ["copy_format"])
+    pointers += [f"{copy['copy_port']}* {one}" for one in copies]
     counts = [*gradient["counts"], "params"]
     results = [*gradient["results"], "nonfinite_gradients", "copy_overflows"]
     tail = [f"std::uint32_t* {result}" for result in results]
-    passed = ["g", *arrays, *outputs, "copy", *counts, *copy["copy_counts"], "copy_format", "scalars", *results]
+    passed = ["g", *types, *outputs, *copies, *counts, *copy["copy_counts"], *form, "scalars", *results]
     inner = [*pointers, *(f"std::uint32_t {count}" for count in [*counts, *copy["copy_counts"]])]
-    inner += ["Copy copy_format", "Update::Scalars scalars"]
-    outer = [*pointers, *(f"std::uint32_t {count}" for count in counts), "Copy copy_format"]
+    inner += [*(f"Copy {one}" for one in form), "Update::Scalars scalars"]
+    outer = [*pointers, *(f"std::uint32_t {count}" for count in counts), *(f"Copy {one}" for one in form)]
     outer += [f"Real {scalar}" for scalar in scalars]
+    stages = [(k, array) for k, array in enumerate(arrays) if array in types]
     return _TEXT.format(
         name=name,
         optimizer=optimizer,
@@ -132,25 +158,33 @@ def update_kernel(
         scalar_count=len(scalars),
         scalar_names=_literal(f"{optimizer}::Scalars must have the fields {', '.join(scalars)}"),
         inner=_wrap("void run(", [*inner, *tail], ") {"),
-        loads=_stages(f"load({array}, params, in[{k}])" for k, array in enumerate(arrays)),
+        loads=_join(_SPLIT_LOADS if split else "", _stages(f"load({array}, params, in[{k}])" for k, array in stages)),
+        format="Copy::bf16" if split else "copy_format",
         members=", ".join(f"&State::{array}" for array in arrays),
-        stores=_stages(f"store(out[{k}], params, {output})" for k, output in enumerate(outputs)),
+        stores=_join(_stages(f"store(out[{k}], params, {array}_out)" for k, array in stages)),
         outer=_wrap(f'extern "C" void update_{name}(', [*outer, *tail], ") {"),
-        pragmas=_pragmas(arrays, outputs, [*counts, "copy_format", *scalars, *results, "return"]),
+        pragmas=_pragmas(types, copies, [*counts, *form, *scalars, *results, "return"]),
         assignments="\n".join(f"    scalars.{scalar} = {scalar};" for scalar in scalars),
         call=_wrap("    run(", passed, ");"),
     )
 
 
-def _pragmas(arrays: Sequence[str], outputs: Sequence[str], registers: Sequence[str]) -> str:
-    """Ports: g and the copy on gmem0, each array in and out on one of its own."""
-    ports = [
-        f"#pragma HLS INTERFACE m_axi port = {port} bundle = gmem{k} offset = slave max_{kind}_burst_length = 64"
-        for k, pair in enumerate(zip(["g", *arrays], ["copy", *outputs], strict=True))
-        for port, kind in zip(pair, ("read", "write"), strict=True)
+def _pragmas(arrays: Iterable[str], copies: Sequence[str], registers: Sequence[str]) -> str:
+    """Ports: g and the copy on gmem0, each array in and out on one of its own, both halves of p on one."""
+    bundles, ports = {"weight": 1, "rest": 1, "p": 1}, [(0, "g", "read"), *((0, copy, "write") for copy in copies)]
+    for array in arrays:
+        bundle = bundles.setdefault(array, max(bundle for bundle, *_ in ports) + 1)
+        ports += [(bundle, array, "read"), (bundle, f"{array}_out", "write")]
+    lines = [
+        f"#pragma HLS INTERFACE m_axi port = {port} bundle = gmem{bundle} offset = slave max_{kind}_burst_length = 64"
+        for bundle, port, kind in ports
     ]
-    lines = [*ports, *(f"#pragma HLS INTERFACE s_axilite port = {register}" for register in registers)]
+    lines += [f"#pragma HLS INTERFACE s_axilite port = {register}" for register in registers]
     return "\n".join([*lines, "#pragma HLS INTERFACE ap_ctrl_chain port = return"])
+
+
+def _join(*stages: str) -> str:
+    return "\n".join(filter(None, stages))
 
 
 def _stages(calls: Iterable[str]) -> str:

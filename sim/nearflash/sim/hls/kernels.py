@@ -6,7 +6,16 @@ from pathlib import Path
 
 from nearflash.abi.errors import CommandError
 from nearflash.abi.kernel.config import UpdateConfig
-from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, OptimizerStep, Profile, SgdStep, StateFormat
+from nearflash.abi.optimizers import (
+    AdagradStep,
+    AdamStep,
+    LionStep,
+    MasterFormat,
+    OptimizerStep,
+    Profile,
+    SgdStep,
+    StateFormat,
+)
 from nearflash.sim.hls.kernel_text import update_kernel
 from nearflash.sim.hls.library import HlsLibrary
 from nearflash.sim.hls.rule import HlsRule
@@ -31,17 +40,24 @@ class HlsKernel:
     """The gradient is a Top-K stream, expanded on its way to the lanes."""
     delta: bool = False
     """What the copy changes is written in its place (nearflash.abi.delta)."""
+    split: bool = False
+    """p is a split master."""
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """Arrays in memory, in the order of the arguments."""
+        return (*MasterFormat.SPLIT.arrays, *self.arrays[1:]) if self.split else self.arrays
 
     @property
     def function(self) -> str:
         """Name of the top, and of its file."""
-        return f"update_{self.name}{'_topk' if self.topk else ''}{'_delta' if self.delta else ''}"
+        return f"update_{self.name}{'_topk' * self.topk}{'_delta' * self.delta}{'_split' * self.split}"
 
     @property
     def text(self) -> str:
         """C++ of the kernel's top."""
         name = self.function.removeprefix("update_")
-        variant = {"topk": self.topk, "delta": self.delta}
+        variant = {"topk": self.topk, "delta": self.delta, "split": self.split}
         return update_kernel(name, self.optimizer, self.header, self.arrays, self.scalars, **variant)
 
     def library(self, config: UpdateConfig, real: str = "float") -> HlsLibrary:
@@ -104,7 +120,8 @@ SHIPPED = tuple(
 def generate_tops() -> dict[str, str]:
     """Texts of the tops in hls/kernels by file: profile ieee, and of each variant one. Others are made when needed."""
     kernels = [kernels[Profile.IEEE] for kernels in (_ADAMW, _ADAM_L2, _SGD, _SGD_MOMENTUM, _ADAGRAD, _LION)]
-    variants = replace(kernels[0], topk=True), replace(kernels[0], delta=True)
+    adamw = kernels[0]
+    variants = replace(adamw, topk=True), replace(adamw, delta=True), replace(adamw, split=True)
     return {f"{kernel.function}.cpp": kernel.text for kernel in (*kernels, *variants)}
 
 
