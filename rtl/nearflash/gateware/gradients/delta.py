@@ -12,14 +12,13 @@ Contract: a command takes the groups of `params` parameters, old and new words, 
 of the last group past the parameters are not looked at. Reset drops what is inside.
 
 Timing: the command of a tile whose sections have n words comes LATENCY + n cycles after its last group; one group a
-cycle, but for a tile of n words after the one before when its groups are fewer than 2 n + 6: dense ones at
+cycle, but for a tile of n words after the one before when its groups are fewer than 2 n + 7: dense ones at
 W = 4; back-pressure: yes.
 Numerics: exact; equals nearflash.model.gradients.delta to the bit.
-Limits: words of 16 bits; 2^32 - 1 parameters; for clocks of 100 MHz: 13 levels of logic from the tile that is sent to
-the checksum of the tiles' words, where a lane has 8. `update-smartssd-delta` is not at 300 MHz yet.
+Limits: words of 16 bits; 2^32 - 1 parameters.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from amaranth import C, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -75,7 +74,7 @@ class DeltaPacker(wiring.Component):
     """
 
     #: Cycles from a tile's last group to its command, beside one for each word of its sections.
-    LATENCY = 4
+    LATENCY = 6
 
     def __init__(self, lanes: int, tile_bits: int = TILE_BITS) -> None:
         if lanes not in (1, 2, 4):
@@ -103,9 +102,12 @@ class DeltaPacker(wiring.Component):
         return m
 
     def _fill(self, m: Module, kept: "_Kept", running: Signal) -> None:
-        """Compare a group, and write it and what changes of it."""
+        """Cycle 0: compare a group. Cycle 1: rank what changes of it. Cycle 2: write both.
+
+        A half is looked at in cycle 0, but full from cycle 2 on: a tile has groups enough between two of one half.
+        """
         lanes, params = self.lanes, self.i_command.payload.params
-        half, place, count, ended = Signal(), Signal(self.tile_bits), Signal(self.tile_bits + 1), Signal()
+        half, place, ended = Signal(), Signal(self.tile_bits), Signal()
         taken, whole, tail = Signal(), Signal(lanes), Signal(range(lanes + 1))
         group = self.i.payload
         m.d.comb += [
@@ -114,99 +116,132 @@ class DeltaPacker(wiring.Component):
             tail.eq(params % lanes),
             whole.eq(Mux(group.last & (tail != 0), (1 << tail) - 1, -1)),
         ]
-        rank: Any = count
-        for lane in range(lanes):
-            changed = Signal(name=f"changed_{lane}")
-            m.d.comb += changed.eq(taken & whole[lane] & (group.old[lane] != group.new[lane]))
-            # What comes behind the longest list is of a dense tile.
-            kept.put_pair(
-                m, changed & (rank < (1 << self.tile_bits) // DENSE_ABOVE), half, rank, place | lane, group.new[lane]
-            )
-            behind = Signal.like(count, name=f"behind_{lane}")
-            m.d.comb += behind.eq(rank + changed)
-            rank = behind
-        kept.put_group(m, taken, half, place, group.new)
+        compared = Signal(_compared(lanes, self.tile_bits))
+        end = group.last | (place == (1 << self.tile_bits) - lanes)
+        m.d.sync += [
+            compared.valid.eq(taken),
+            compared.changed.eq(
+                Cat(whole[lane] & (group.old[lane] != group.new[lane]) for lane in range(lanes))
+                & taken.replicate(lanes)
+            ),
+            compared.new.eq(group.new),
+            compared.place.eq(place),
+            compared.half.eq(half),
+            compared.end.eq(end),
+            compared.last.eq(group.last),
+        ]
         with m.If(taken):
-            m.d.sync += [place.eq(place + lanes), count.eq(rank), ended.eq(group.last)]
-            with m.If(group.last | (place == (1 << self.tile_bits) - lanes)):
-                m.d.sync += [place.eq(0), count.eq(0), half.eq(~half)]
-                for number in range(2):
-                    with m.If(half == number):
-                        m.d.sync += [
-                            kept.full[number].eq(1),
-                            kept.counts[number].eq(rank),
-                            kept.last[number].eq(group.last),
-                        ]
+            m.d.sync += [place.eq(place + lanes), ended.eq(group.last)]
+            with m.If(end):
+                m.d.sync += [place.eq(0), half.eq(~half)]
         with m.If(self.i_command.valid & self.i_command.ready):
             m.d.sync += [running.eq(1), ended.eq(0)]
+        self._rank(m, kept, compared)
+
+    def _rank(self, m: Module, kept: "_Kept", compared: Any) -> None:
+        lanes, count = self.lanes, Signal(self.tile_bits + 1)
+        behind = Signal.like(count)
+        m.d.comb += behind.eq(count + sum(compared.changed))
+        # Data behind the register of `compared`, of the cycle in which it is written.
+        placed = Signal.like(compared)
+        m.d.sync += placed.eq(compared)
+        kept.put_group(m, placed.valid, placed.half, placed.place, placed.new)
+        for lane in range(lanes):
+            rank, ranked, listed = Signal.like(count), Signal.like(count), Signal(name=f"listed_{lane}")
+            m.d.comb += rank.eq(count + sum(compared.changed[:lane]))
+            m.d.sync += [
+                ranked.eq(rank),
+                # What comes behind the longest list is of a dense tile.
+                listed.eq(compared.changed[lane] & (rank < (1 << self.tile_bits) // DENSE_ABOVE)),
+            ]
+            kept.put_pair(m, listed, placed.half, ranked, placed.place | lane, placed.new[lane])
+        with m.If(compared.valid):
+            m.d.sync += count.eq(Mux(compared.end, 0, behind))
+            for number in range(2):
+                with m.If(compared.end & (compared.half == number)):
+                    m.d.sync += [
+                        kept.full[number].eq(1),
+                        kept.counts[number].eq(behind),
+                        kept.last[number].eq(compared.last),
+                    ]
 
     def _send(self, m: Module, kept: "_Kept", running: Signal) -> None:
-        """Each tile twice: through its checksum, and out; behind the last one the header."""
+        """Each tile twice: through its checksum, and out; behind the last one the header.
+
+        Words are in a register on their way to the checksums: each is there when it is asked for, two cycles later.
+        """
         m.submodules.crc, m.submodules.heads_crc = crc, heads_crc = Crc32c(), Crc32c()
         half, at, number = Signal(), Signal(self.tile_bits - _BANK_BITS + 1), Signal(32 - self.tile_bits)
-        total, first = Signal(32), Signal(32)  # words changed; words sent, of 64 bits
+        total, first = Signal(32), Signal(32, init=_HEADER_WORDS)  # words changed; place of the next, of 64 bits
         out, step = Signal(), Signal()  # the second time; a word is done with
         tile = _Tile(m, kept, half, self.i_command.payload.params, self.tile_bits)
-        word, ahead = Signal(64), Signal.like(at)
-        m.d.sync += at.eq(ahead)
+        word, ahead, summed = Signal(64), Signal.like(at), Signal(64)
+        of_tile, of_heads, begins = Signal(), Signal(), Signal()
+        m.d.sync += [
+            at.eq(ahead),
+            summed.eq(word),
+            crc.enable.eq(of_tile),
+            crc.first.eq(begins),
+            heads_crc.enable.eq(of_heads),
+            heads_crc.first.eq(number == 0),
+        ]
         m.d.comb += [
             ahead.eq(at),
             step.eq(~out | self.o.ready),
             self.o.payload.eq(word),
-            crc.data.eq(word),
-            heads_crc.data.eq(word),
-            heads_crc.first.eq(number == 0),
+            crc.data.eq(summed),
+            heads_crc.data.eq(summed),
         ]
         kept.read(m, ahead[:-1], half)
+        left = _Left(m, self.tile_bits)
+        flow = _Flow(at, ahead, out, step, word, of_tile, left)
         command = self.o_command.payload
         with m.FSM():
             with m.State("WAIT-TILE"):
                 m.d.comb += ahead.eq(0)
                 with m.If(running & kept.full.bit_select(half, 1)):
-                    m.next = "TILE-WORD"
+                    m.next = "SIZE-TILE"
+            with m.State("SIZE-TILE"):  # of its count, which stands in a register now
+                m.next = "TILE-WORD"
             with m.State("COMMAND"):
-                m.d.comb += [self.o_command.valid.eq(1), command.words.eq(1 + tile.words), command.last.eq(tile.last)]
-                m.d.comb += command.first.eq(_HEADER_WORDS + first)
+                m.d.comb += [self.o_command.valid.eq(1), command.words.eq(tile.words), command.last.eq(tile.last)]
+                m.d.comb += command.first.eq(first)
                 with m.If(self.o_command.ready):
-                    m.d.sync += [out.eq(1), first.eq(first + 1 + tile.words), total.eq(total + tile.values)]
+                    m.d.sync += [out.eq(1), first.eq(first + tile.words), total.eq(total + tile.values)]
                     m.next = "TILE-WORD"
             with m.State("TILE-WORD"):
                 m.d.comb += [
-                    crc.first.eq(1),
+                    begins.eq(1),
                     self.o.valid.eq(out),
                     word.eq(Cat(number, C(0, self.tile_bits), tile.head)),
+                    left.ahead.eq(tile.values),
                 ]
                 with m.If(out):
-                    m.d.comb += [word.eq(Cat(tile.head, crc.o)), heads_crc.enable.eq(step)]
-                m.d.comb += crc.enable.eq(~out)
+                    m.d.comb += [word.eq(Cat(tile.head, crc.o)), of_heads.eq(step)]
+                m.d.comb += of_tile.eq(~out)
                 with m.If(step):
                     m.next = "INDICES"
                     with m.If(tile.dense):
                         m.next = "WORDS"
                     with m.Elif(tile.values == 0):
                         self._end(m, kept, tile, half, number, out)
-            self._section(m, "INDICES", tile, at, ahead, (out, step, word, crc), kept.pair_words(0))
-            self._section(m, "WORDS", tile, at, ahead, (out, step, word, crc),
-                          Mux(tile.dense, kept.group_words(), kept.pair_words(1)))  # fmt: skip
+            self._section(m, "INDICES", tile, flow, kept.pair_words(0))
+            self._section(m, "WORDS", tile, flow, Mux(tile.dense, kept.group_words(), kept.pair_words(1)))
             with m.State("TILE-END"):
                 self._end(m, kept, tile, half, number, out)
             self._header(m, (number, total, first, heads_crc.o), running)
 
-    def _section(
-        self, m: Module, name: str, tile: "_Tile", at: Signal, ahead: Signal, flow: tuple[Any, ...], shown: Any
-    ) -> None:
+    def _section(self, m: Module, name: str, tile: "_Tile", flow: "_Flow", shown: Any) -> None:
         """A state for words of four elements: those past the last one are zero."""
-        out, step, word, crc = flow
-        left = Signal(self.tile_bits + 2, name=f"left_{name.lower()}")
         with m.State(name):
-            m.d.comb += [left.eq(tile.values - (at << 2)), self.o.valid.eq(out), crc.enable.eq(~out)]
+            m.d.comb += [self.o.valid.eq(flow.out), flow.of_tile.eq(~flow.out)]
             for lane in range(_BANKS):
-                with m.If(left > lane):
-                    m.d.comb += word.word_select(lane, 16).eq(shown[16 * lane : 16 * lane + 16])
-            with m.If(step):
-                m.d.comb += ahead.eq(at + 1)
-                with m.If(left <= _BANKS):
-                    m.d.comb += ahead.eq(0)
+                with m.If(flow.left.there[lane]):
+                    m.d.comb += flow.word.word_select(lane, 16).eq(shown[16 * lane : 16 * lane + 16])
+            with m.If(flow.step):
+                m.d.comb += [flow.ahead.eq(flow.at + 1), flow.left.ahead.eq(flow.left.now - _BANKS)]
+                with m.If(flow.left.final):
+                    m.d.comb += [flow.ahead.eq(0), flow.left.ahead.eq(tile.values)]
                     m.next = "WORDS" if name == "INDICES" else "TILE-END"
 
     def _end(self, m: Module, kept: "_Kept", tile: "_Tile", half: Signal, number: Signal, out: Signal) -> None:
@@ -230,11 +265,12 @@ class DeltaPacker(wiring.Component):
         form = Cat(payload.value_format, C(0, 6))
         halves = Cat(
             C(start, 48), form, C(self.tile_bits, 8), payload.params, number, C(0, self.tile_bits), total,
-            ((first + _HEADER_WORDS) << 3)[:32], heads_crc, crc.o,
+            (first << 3)[:32], heads_crc, crc.o,
         )  # fmt: skip
-        m.d.comb += [crc.data.eq(halves.word_select(part, 32)), crc.first.eq(part == 0)]
+        summed = Signal()
+        m.d.sync += [crc.data.eq(halves.word_select(part, 32)), crc.first.eq(part == 0), crc.enable.eq(summed)]
         with m.State("HEADER-CRC"):
-            m.d.comb += crc.enable.eq(1)
+            m.d.comb += summed.eq(1)
             m.d.sync += part.eq(part + 1)
             with m.If(part == 2 * _HEADER_WORDS - 2):
                 m.d.sync += part.eq(0)
@@ -249,12 +285,15 @@ class DeltaPacker(wiring.Component):
             with m.If(self.o.ready):
                 m.d.sync += part.eq(part + 1)
                 with m.If(part == _HEADER_WORDS - 1):
-                    m.d.sync += [part.eq(0), number.eq(0), total.eq(0), first.eq(0), running.eq(0)]
+                    m.d.sync += [part.eq(0), number.eq(0), total.eq(0), first.eq(_HEADER_WORDS), running.eq(0)]
                     m.next = "WAIT-TILE"
 
 
 class _Tile:
-    """The tile in a half: its size, what is sent of it, and the first half of its word."""
+    """The tile in a half: its size, what is sent of it, and the first half of its word.
+
+    Cycle 1 of a half: its count and size. Cycle 2: `dense`, `values`. Cycle 3: `words`, its own one among them.
+    """
 
     def __init__(self, m: Module, kept: "_Kept", half: Signal, params: Any, tile_bits: int) -> None:
         bits = tile_bits + 1
@@ -262,18 +301,48 @@ class _Tile:
         self.last, self.dense = Signal(name="tile_last"), Signal(name="tile_dense")
         self.values = Signal(bits, name="tile_values")
         self.words = Signal(bits, name="tile_words")
-        section = Signal(bits, name="tile_section")
-        part = params[:tile_bits]
-        m.d.comb += [
+        part, dense = params[:tile_bits], count * DENSE_ABOVE > size
+        m.d.comb += self.last.eq(kept.last.bit_select(half, 1))
+        m.d.sync += [
             count.eq(Mux(half, kept.counts[1], kept.counts[0])),
-            self.last.eq(kept.last.bit_select(half, 1)),
             size.eq(Mux(self.last & (part != 0), part, 1 << tile_bits)),
-            self.dense.eq(count * DENSE_ABOVE > size),
-            self.values.eq(Mux(self.dense, size, count)),
-            section.eq((self.values + _BANKS - 1) >> 2),
-            self.words.eq(Mux(self.dense, section, section << 1)),
+            self.dense.eq(dense),
+            self.values.eq(Mux(dense, size, count)),
+            self.words.eq(Mux(self.dense, (self.values + 2 * _BANKS - 1) >> 2, Cat(C(1, 1), (self.values + 3) >> 2))),
         ]
         self.head = Cat(self.values, C(0, 16 - bits), Mux(self.dense, C(DENSE, 16), C(0, 16)))
+
+
+class _Left:
+    """Elements of a section that are left, which of a word's four they are, and whether there are no more."""
+
+    def __init__(self, m: Module, tile_bits: int) -> None:
+        self.now, self.ahead = Signal(tile_bits + 2, name="left"), Signal(tile_bits + 2, name="left_ahead")
+        self.there, self.final = Signal(_BANKS, name="left_there"), Signal(name="left_final")
+        m.d.comb += self.ahead.eq(self.now)
+        m.d.sync += [
+            self.now.eq(self.ahead),
+            self.there.eq(Cat(self.ahead > lane for lane in range(_BANKS))),
+            self.final.eq(self.ahead <= _BANKS),
+        ]
+
+
+class _Flow(NamedTuple):
+    """Words on their way: the place read now and next, the second time, a word is done with, the word, for the sum."""
+
+    at: Signal
+    ahead: Signal
+    out: Signal
+    step: Signal
+    word: Signal
+    of_tile: Signal
+    left: "_Left"
+
+
+def _compared(lanes: int, tile_bits: int) -> data.StructLayout:
+    """A group that was compared: which words changed, and where it belongs."""
+    return data.StructLayout({"valid": 1, "changed": lanes, "new": data.ArrayLayout(16, lanes), "place": tile_bits,
+                              "half": 1, "end": 1, "last": 1})  # fmt: skip
 
 
 class _Kept:

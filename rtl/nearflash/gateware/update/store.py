@@ -28,9 +28,10 @@ from nearflash.gateware.bus.axi import ADDRESS_BITS, Axi4WriteSignature
 from nearflash.gateware.bus.transfer import BusError
 from nearflash.gateware.bus.write import BurstWriter, WriteEvents
 from nearflash.gateware.gradients.delta import DeltaPacker
-from nearflash.gateware.gradients.delta_beats import DeltaBeats
+from nearflash.gateware.gradients.delta_beats import BeatsCommand, DeltaBeats
 from nearflash.gateware.stream.fork import Fork
 from nearflash.gateware.stream.gearbox import Widen, pieces
+from nearflash.gateware.stream.half import HalfBuffer
 from nearflash.gateware.update.dither import DitherCommand
 from nearflash.gateware.update.fetch import STATES
 from nearflash.gateware.update.master_writer import MasterWriter
@@ -221,7 +222,9 @@ class Store(wiring.Component):
             m.submodules.delta_beats = widen = DeltaBeats(ratio)
             wiring.connect(m, packer.o_command, widen.i_command)
             wiring.connect(m, packer.o, widen.i)
-            parts, words, strobes = widen.o_command, widen.o, widen.o.payload.strb
+            m.submodules.delta_parts = buffer = HalfBuffer(BeatsCommand)  # from its adders to that of the address
+            wiring.connect(m, widen.o_command, buffer.i)
+            parts, words, strobes = buffer.o, widen.o, widen.o.payload.strb
         first, count = (parts.payload[name] for name in ("first", "words" if ratio == 1 else "beats"))
         yield writer.i_command.valid, parts.valid
         yield writer.i_command.payload.address, address + (first << (self.config.port_bytes.bit_length() - 1))

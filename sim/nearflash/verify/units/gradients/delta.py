@@ -21,7 +21,7 @@ from nearflash.verify.proofs.properties import moves
 
 __all__ = ["PROOF", "RUN_CYCLES", "TARGET", "ObservedPacker", "build_proof", "vectors"]
 
-RUN_CYCLES = 42
+RUN_CYCLES = 45
 """From the reset to the end of the delta, at most: what a bounded proof has to cover."""
 _TILE_BITS, _PROOF_LANES = 4, 4
 _PROOF_TILE = 1 << _TILE_BITS
