@@ -9,6 +9,7 @@ pytest.importorskip("scipy")
 
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from nearflash.abi.errors import PlanError
 from nearflash.bench.offload import larger
 from nearflash.planning.profile import load_machine
 from nearflash.weights import open_checkpoint
@@ -55,3 +56,14 @@ def test_every_case_has_a_row_and_the_same_tokens(tmp_path, monkeypatch):
 def test_a_case_that_fails_states_why(tmp_path):
     row = larger._case("transformers", tmp_path, 1, None)
     assert row["skipped"].startswith("transformers did not end: ") and row["limited_by"] == "nothing"
+
+
+def test_a_limit_that_no_plan_fits_leaves_the_peers_rows(tmp_path, monkeypatch):
+    class Planner:
+        def plan(self, batch, limit_bytes):
+            raise PlanError(f"a model must fit {limit_bytes} bytes")
+
+    monkeypatch.setattr(larger, "_case", lambda case, *_: {"tokens_per_second": 2.0, "tokens": [[1]], "of": case})
+    rows = list(larger._rows(tmp_path, {"dense": Planner()}, 4, 100))
+    assert [row["case"] for row in rows] == ["accelerate", "airllm", "dense"]
+    assert rows[2]["skipped"] == "a model must fit 100 bytes" and rows[1]["speedup_over_accelerate"] == 1

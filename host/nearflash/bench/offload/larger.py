@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from nearflash.abi.errors import PlanError
 from nearflash.bench.disk import disk_rate, drop, write_back
 from nearflash.bench.limits import limit_memory
 from nearflash.offload.machine.measure import measure_machine
@@ -113,7 +114,11 @@ def _rows(folder: Path, plans: dict[str, _Planner], batch: int, limit: int | Non
     if limit is not None:
         rows["airllm"] = _case("airllm", folder / "dense", batch, limit)
     for form, planner in plans.items():
-        plan = planner.plan(batch, limit)
+        try:
+            plan = planner.plan(batch, limit)
+        except PlanError as error:  # the peers' rows are of use without it
+            rows[form] = {"skipped": str(error)}
+            continue
         (folder / "plan.json").unlink(missing_ok=True)
         write_plan(plan, folder / "plan.json")
         row = _case("nearflash", planner.folder, batch, limit, folder / "plan.json")
