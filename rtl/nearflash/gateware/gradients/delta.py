@@ -116,7 +116,7 @@ class DeltaPacker(wiring.Component):
             tail.eq(params % lanes),
             whole.eq(Mux(group.last & (tail != 0), (1 << tail) - 1, -1)),
         ]
-        compared = Signal(_compared(lanes, self.tile_bits))
+        compared = Signal(_comparison(lanes, self.tile_bits))
         end = group.last | (place == (1 << self.tile_bits) - lanes)
         m.d.sync += [
             compared.valid.eq(taken),
@@ -339,7 +339,7 @@ class _Flow(NamedTuple):
     left: "_Left"
 
 
-def _compared(lanes: int, tile_bits: int) -> data.StructLayout:
+def _comparison(lanes: int, tile_bits: int) -> data.StructLayout:
     """A group that was compared: which words changed, and where it belongs."""
     return data.StructLayout({"valid": 1, "changed": lanes, "new": data.ArrayLayout(16, lanes), "place": tile_bits,
                               "half": 1, "end": 1, "last": 1})  # fmt: skip
