@@ -195,7 +195,6 @@ class DeltaPacker(wiring.Component):
         kept.read(m, ahead[:-1], half)
         left = _Left(m, self.tile_bits)
         flow = _Flow(at, ahead, out, step, word, of_tile, left)
-        command = self.o_command.payload
         with m.FSM():
             with m.State("WAIT-TILE"):
                 m.d.comb += ahead.eq(0)
@@ -203,12 +202,7 @@ class DeltaPacker(wiring.Component):
                     m.next = "SIZE-TILE"
             with m.State("SIZE-TILE"):  # of its count, which stands in a register now
                 m.next = "TILE-WORD"
-            with m.State("COMMAND"):
-                m.d.comb += [self.o_command.valid.eq(1), command.words.eq(tile.words), command.last.eq(tile.last)]
-                m.d.comb += command.first.eq(first)
-                with m.If(self.o_command.ready):
-                    m.d.sync += [out.eq(1), first.eq(first + tile.words), total.eq(total + tile.values)]
-                    m.next = "TILE-WORD"
+            self._command(m, tile, out, first, total)
             with m.State("TILE-WORD"):
                 m.d.comb += [
                     begins.eq(1),
@@ -230,6 +224,16 @@ class DeltaPacker(wiring.Component):
             with m.State("TILE-END"):
                 self._end(m, kept, tile, half, number, out)
             self._header(m, (number, total, first, heads_crc.o), running)
+
+    def _command(self, m: Module, tile: "_Tile", out: Signal, first: Signal, total: Signal) -> None:
+        """Between the two times: the tile's place and words."""
+        command = self.o_command.payload
+        with m.State("COMMAND"):
+            m.d.comb += [self.o_command.valid.eq(1), command.words.eq(tile.words), command.last.eq(tile.last)]
+            m.d.comb += command.first.eq(first)
+            with m.If(self.o_command.ready):
+                m.d.sync += [out.eq(1), first.eq(first + tile.words), total.eq(total + tile.values)]
+                m.next = "TILE-WORD"
 
     def _section(self, m: Module, name: str, tile: "_Tile", flow: "_Flow", shown: Any) -> None:
         """A state for words of four elements: those past the last one are zero."""
