@@ -6,13 +6,15 @@ over with a warning (a tensor that is missing, left over, or of integers where t
 is an error here: it changes results.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -24,6 +26,7 @@ from transformers.core_model_loading import (
 )
 
 from nearflash.abi.errors import WeightsError
+from nearflash.storage.io.direct import aligned_buffer
 from nearflash.weights.expand import expand
 from nearflash.weights.file import TensorExpander, WeightsTensor
 from nearflash.weights.folder import FLOATING
@@ -48,6 +51,12 @@ class SourcePiece:
             expand(self.tensor, out=view)
         else:
             view.copy_(read_dense(self.tensor))
+
+    def keep(self, memory: Callable[[int], NDArray[np.uint8]] = aligned_buffer) -> "SourcePiece":
+        """The same with its stored bytes read already, into what `memory` gives. Raises WeightsError."""
+        if isinstance(self.tensor, KeptTensor):
+            return self
+        return replace(self, tensor=KeptTensor(self.tensor, self.tensor.read(memory)))
 
 
 @dataclass(frozen=True)
@@ -135,11 +144,7 @@ class Source:
 
     def keep(self) -> "Source":
         """The same with all its stored bytes read already."""
-        pieces = [
-            piece if isinstance(piece.tensor, KeptTensor) else replace(piece, tensor=KeptTensor(piece.tensor))
-            for piece in self.pieces
-        ]
-        return replace(self, pieces=tuple(pieces))
+        return replace(self, pieces=tuple(piece.keep() for piece in self.pieces))
 
     @property
     def experts(self) -> int:

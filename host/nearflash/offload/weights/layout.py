@@ -6,9 +6,11 @@ which only the bytes of the first and last block are copied. Tensors that have a
 are expanded or converted behind them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from operator import mul
 
@@ -18,11 +20,12 @@ from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
 from nearflash.storage.io.backend import BLOCK_BYTES
+from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.support.threads import map_all, set_ieee_arithmetic
 from nearflash.weights.file import WeightsTensor
-from nearflash.weights.sources import Source
+from nearflash.weights.sources import Source, SourcePiece
 from nearflash.weights.weights_map import TORCH_DTYPES
 
 __all__ = ["BufferLayout", "FileRun", "LayoutReader", "read_run"]
@@ -34,6 +37,8 @@ _PART_BYTES = 16 << 20
 _ALIGNMENT = 64
 _READERS = 2
 """Requests in flight; more were not faster (nearflash.storage.io.bandwidth)."""
+_JOBS = 4
+"""Tensors that are read or expanded at once: as many are expanded as are read."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,8 @@ class LayoutReader:
     def __init__(self, direct: bool = True) -> None:
         self._direct = direct
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
+        self._expanding = ThreadPoolExecutor(_JOBS, "nearflash-expand", initializer=set_ieee_arithmetic)
+        self._reading, self._held = threading.Semaphore(_READERS), threading.local()
 
     def read_runs(self, layout: BufferLayout, memory: Tensor) -> int:
         """Read what lies in runs, and check it; the bytes of it. Raises WeightsError."""
@@ -236,10 +243,31 @@ class LayoutReader:
     def expand(self, layout: BufferLayout, memory: Tensor) -> int:
         """Read and expand what does not; the stored bytes of it that the host reads. Raises WeightsError."""
         views = layout.views(memory) if layout.expanded else {}
+        jobs: list[Callable[[], None]] = []
         for name, source in layout.expanded.items():
-            source.read_into(views[name])
+            if source.converter is None:
+                jobs += [partial(self._expand, piece, views[name]) for piece in source.pieces]
+            else:
+                jobs.append(partial(source.read_into, views[name]))
+        map_all(self._expanding, lambda job: job(), jobs)
         return sum(source.host_bytes for source in layout.expanded.values())
 
     def close(self) -> None:
         """End the threads; may be called twice."""
         self._pool.shutdown()
+        self._expanding.shutdown()
+
+    def _expand(self, piece: SourcePiece, parameter: Tensor) -> None:
+        """Put a piece into its place; others are read and expanded meanwhile."""
+        if piece.tensor.expander is None:
+            with self._reading:
+                piece = piece.keep(self._room)
+        piece.read_into(parameter)
+
+    def _room(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Memory of this thread for stored bytes: reads into memory that was never touched are half as fast."""
+        held = getattr(self._held, "memory", None)
+        if held is None or held.size < size_bytes:
+            held = self._held.memory = aligned_buffer(size_bytes)
+        memory: NDArray[np.uint8] = held[:size_bytes]
+        return memory
