@@ -1,5 +1,7 @@
 """A checkpoint in chunks over several files: its bytes, which file they come from, and what is wrong with a file."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -78,6 +80,18 @@ def test_parts_of_another_checkpoint_or_copy_are_named_and_stay(files, paths, tm
         opened(files, [paths[0], paths[0]])
     with pytest.raises(StateError, match="stripe_ratio must be of 3 files"):
         opened(files, paths, (1, 1))
+
+
+def test_other_weights_of_the_same_size_and_time_are_not_taken_for_these(files, paths, tmp_path):
+    """Programs that unpack models give all files one time: name, size and time were those of another model, too."""
+    opened(files, paths).close()
+    path = files[0].path
+    other = bytes(files[0].size_bytes)
+    for replace in (lambda: path.write_bytes(other), lambda: (path.unlink(), path.write_bytes(other))):
+        replace()
+        os.utime(path, ns=(files[0].mtime_ns, files[0].mtime_ns))
+        with pytest.raises(StateError, match="a must be part 0 of this checkpoint, as it is now"):
+            opened([UnchangedFile(path), files[1]], paths)
 
 
 def test_nothing_is_left_of_a_copy_that_fails(files, paths, monkeypatch):

@@ -30,7 +30,7 @@ __all__ = ["CHUNK_BYTES", "StripedFile", "Stripes"]
 
 CHUNK_BYTES = 1 << 20
 _LABEL_BYTES = 64 << 10
-_KIND, _VERSION = "stripe", 1
+_KIND, _VERSION = "stripe", 2
 _IN_FLIGHT = 2
 """Requests to each drive."""
 
@@ -40,8 +40,8 @@ class Stripes:
 
     files: of the checkpoint, in any order. ratio: chunks on each path, whole numbers; None: as many on each. Where no
     path is there the copy is made, after `announce` was told so; where all are there they must be of these very files
-    (names, sizes, times), and of this ratio. Raises StateError otherwise, StorageFullError where a drive has no room:
-    nothing is left of a copy then that was not finished. chunk_bytes: a multiple of 4,096.
+    (name, size, times, inode), and of this ratio. Raises StateError otherwise, StorageFullError where a drive has no
+    room: nothing is left of a copy then that was not finished. chunk_bytes: a multiple of 4,096.
     """
 
     def __init__(
@@ -122,9 +122,8 @@ class Stripes:
         return part, _LABEL_BYTES + before * self.chunk_bytes
 
     def _label(self, number: int) -> dict[str, Any]:
-        listed = [(file.path.name, file.size_bytes, file.mtime_ns) for file in self._files]
         return {"version": _VERSION, "ratio": list(self._stripe.ratio), "part": number, "chunk": self.chunk_bytes,
-                "files": [list(each) for each in listed]}  # fmt: skip
+                "files": [_identify(file) for file in self._files]}  # fmt: skip
 
     def _check(self, number: int, part: UnchangedFile) -> str:
         """The random digits of a part. Raises StateError where it is not of these files."""
@@ -157,6 +156,14 @@ class Stripes:
             except OSError as error:
                 raise StateError(f"{file.path} cannot be read ({error.strerror}): check the drive") from error
             yield data.ljust(self.chunk_bytes, b"\0")
+
+
+def _identify(file: UnchangedFile) -> list[Any]:
+    """The identity of a file: other contents of the same name, size and time have another inode or change time, which no
+    copying program sets.
+    """
+    status = os.fstat(file.descriptor(direct=False))
+    return [file.path.name, file.size_bytes, file.mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 class StripedFile(UnchangedFile):
