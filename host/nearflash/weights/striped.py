@@ -159,8 +159,8 @@ class Stripes:
 
 
 def _identify(file: UnchangedFile) -> list[Any]:
-    """The identity of a file: other contents of the same name, size and time have another inode or change time, which no
-    copying program sets.
+    """The identity of a file: other contents of the same name, size and time have another inode or change time, which
+    no copying program sets.
     """
     status = os.fstat(file.descriptor(direct=False))
     return [file.path.name, file.size_bytes, file.mtime_ns, status.st_ino, status.st_ctime_ns]
