@@ -10,7 +10,7 @@ import torch
 
 from nearflash.abi.errors import WeightsError
 from nearflash.cli.main import main
-from nearflash.weights import open_checkpoint
+from nearflash.weights import expand, open_checkpoint
 from nearflash.weights.convert import layer_weights
 from nearflash.weights.pretrained import load_pretrained, own_dtype
 
@@ -133,6 +133,8 @@ def test_damaged_weights_are_no_model(tmp_path):
     ("options", "message"),
     [
         ((), "texts must be given for the method wanda: --texts FILE …"),
+        (("--lossless", "--method", "wanda"), "method must be left out with --lossless"),
+        (("--lossless", "--bits", "8", "--dtype", "bf16"), "bits and dtype must be left out with --lossless"),
         (("--method", "none", "--format", "groups"), "bits must be 8 or 4 with the format groups: --bits 8"),
         (("--method", "magnitude", "--sparsity", "1.5"), "sparsity must be above 0 and below 1, not 1.5"),
         (("--method", "magnitude", "--pattern", "2:5"), "pattern 2 of 5 must divide the "),
@@ -142,6 +144,25 @@ def test_damaged_weights_are_no_model(tmp_path):
 def test_bad_options_are_named_and_write_nothing(tmp_path, capsys, options, message):
     assert run(tmp_path / "small", *options) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "small").exists()
+
+
+def test_what_is_not_stored_in_16_bits_is_not_taken_for_it(tmp_path, capsys):
+    """fp32 weights became fp16 where every bit was to be kept."""
+    model, tokenizer = load_pretrained(MODEL)
+    model.save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+    for name in (str(tmp_path / "wide"), "smollm2"):
+        assert main(["compress", name, "--lossless", "-o", str(tmp_path / "small")]) == 2
+        assert "model must be a folder of safetensors in 16 bits, without an adapter" in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
+
+
+def test_every_weight_as_it_is_stored(tmp_path):
+    assert run(tmp_path / "small", "--lossless") == 0
+    first, second = (open_checkpoint(each) for each in (MODEL, tmp_path / "small"))
+    assert first.keys() == second.keys() and {tensor.form for tensor in second.values()} == {"coded", "dense"}
+    for name, tensor in first.items():
+        assert second[name].dtype == tensor.dtype and expand(second[name]).tobytes() == tensor.read().tobytes()
 
 
 @pytest.mark.parametrize("pattern", ["2", "4:2", "0:4", "2:4:8", "a:b"])

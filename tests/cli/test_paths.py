@@ -30,6 +30,7 @@ WRITTEN = [
     "explore kvnand --png @.png", "explore instinfer --png @.png", "explore smart-infinity --png @.svg",
     "explore endor --png @.png", "explore compare --trace @", "explore compare --png @.png",
     "explore report -o @.html", f"plan {MODEL} --hardware t4 -o @", f"plan {MODEL} --hardware t4 --picture @",
+    f"plan {MODEL} --hardware t4 --curve @",
     "selftest --device model:update-tiny --params 64 --record @", "hls new abc --folder @",
 ]  # fmt: skip
 FOLDERS = [

@@ -173,6 +173,9 @@ def test_a_step_that_fails_to_commit_leaves_no_delta(tmp_path, monkeypatch):
         assert_same(apply(optimizer.delta(since=0), copies[0]), copies[2])
         with pytest.raises(StateError, match="since must be a step from 0 to 2"):
             optimizer.delta(since=3)
+        for since in (-1, 1.5, True, "1", None):
+            with pytest.raises(StateError, match="since must be a step, a whole number from 0 on, not"):
+                optimizer.delta(since=since)
         put_gradients(weights, 77)
         optimizer.step()
         assert_same(apply(optimizer.delta(since=1), copies[1]), words_of(weights))

@@ -51,9 +51,9 @@ def test_what_is_wrong_after_a_killed_rank_is_named(tmp_path):
 
 
 def test_the_bench_counts_what_goes_wrong(monkeypatch, capsys):
-    monkeypatch.setattr(crash, "inject", lambda folder, files: crash.Faults(10, ["wrong"] * files))
+    monkeypatch.setattr(crash, "inject", lambda folder, files, manifest: crash.Faults(10, ["wrong"] * files))
     (row,) = crash.run(["faults"])
-    assert row == {"faults": 20, "bad_faults": 3, "mismatches": 3}
-    assert capsys.readouterr().err == "wrong\n" * 3
+    assert row == {"faults": 40, "bad_faults": 6, "mismatches": 6}
+    assert capsys.readouterr().err == "wrong\n" * 6
     with pytest.raises(CommandError, match="parts must be of crashes, kv, kills, ranks, faults, not x"):
         list(crash.run(["x"]))

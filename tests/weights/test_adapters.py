@@ -1,5 +1,7 @@
 """Adapters of peft over weights that a budget leaves on disk: right tokens or a named error, however they are added."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -12,9 +14,10 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from nearflash.abi.errors import CommandError, UnsupportedError
-from nearflash.weights import compress_tensor, write_file
+from nearflash.weights import compress_tensor, open_checkpoint, write_file
 from nearflash.weights.compress import dense_tensor
-from nearflash.weights.loading import load
+from nearflash.weights.convert import layer_weights, write_model
+from nearflash.weights.loading import load, merge_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft warns of weights without memory, too
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -124,3 +127,19 @@ def test_hooks_that_are_added_beside_ours_or_all_taken_away(folder, on_disk):
 def test_options_of_load_are_checked_first(folder, options):
     with pytest.raises(CommandError, match=f"{next(iter(options))} must be"):
         load(AutoModelForCausalLM, folder, **options)
+
+
+def test_a_merged_model_has_the_names_of_one_without_an_adapter(folder, tmp_path):
+    """What peft registers as it loads an adapter stayed, and the merged weights were written under its names."""
+    both = tmp_path / "both"
+    shutil.copytree(folder, both)
+    for path in (folder / "lora").iterdir():
+        shutil.copy(path, both)
+    model = load(AutoModelForCausalLM, both)
+    merge_adapter(model)
+    write_model(model, tmp_path / "small", format="coded", bits=16, dtype=torch.bfloat16, lossless=True,
+                compressed=layer_weights(model))  # fmt: skip
+    model.config.save_pretrained(tmp_path / "small")
+    assert open_checkpoint(tmp_path / "small").keys() == open_checkpoint(folder).keys()
+    small = load(AutoModelForCausalLM, tmp_path / "small")
+    assert torch.equal(small(IDS).logits, model(IDS).logits)

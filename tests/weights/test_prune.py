@@ -260,6 +260,13 @@ def test_models_without_matrices():
         prune(model, TOKENS)
 
 
+def test_a_layer_that_is_used_twice_is_named():
+    model = made()
+    model.model.layers[1] = model.model.layers[0]
+    with pytest.raises(UnsupportedError, match="must be modules of their own: LlamaForCausalLM uses one twice"):
+        prune(model, TOKENS)
+
+
 def test_activations_that_are_not_finite_are_named():
     model = made()
     with torch.no_grad():

@@ -94,6 +94,16 @@ def test_other_weights_of_the_same_size_and_time_are_not_taken_for_these(files, 
             opened([UnchangedFile(path), files[1]], paths)
 
 
+def test_a_part_that_was_written_to_is_not_read(files, paths):
+    """A damaged part gave other tokens: dense tensors of other programs have no checksum."""
+    opened(files, paths).close()
+    with paths[1].open("r+b") as part:
+        part.seek(200_000)
+        part.write(b"x")
+    with pytest.raises(StateError, match=r"b must be as it was made, but was written to: remove all parts"):
+        opened(files, paths)
+
+
 def test_nothing_is_left_of_a_copy_that_fails(files, paths, monkeypatch):
     monkeypatch.setattr(UnchangedFile, "read", lambda self, offset, size: (_ for _ in ()).throw(OSError(5, "gone")))
     with pytest.raises(StateError, match=r"model-1.safetensors cannot be read \(gone\): check the drive"):

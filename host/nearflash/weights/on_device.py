@@ -50,7 +50,8 @@ class DeviceExpander:
             if tensor.form != "bitmap":
                 raise FormatError(
                     f"tensor {tensor.name!r} must be a bitmap matrix to be expanded by {self.device.identity.name}, "
-                    f"not of form {tensor.form}: compress it so (nearflash compress), or leave the device out"
+                    f"not of form {tensor.form}: compress it so (nearflash compress --format coded-bitmap), or leave "
+                    "the device out"
                 )
             try:
                 text = tensor.file.read(tensor.offset, HEADER_BYTES).tobytes()

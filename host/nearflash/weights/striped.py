@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -132,6 +133,8 @@ class Stripes:
         except (OSError, StateError) as error:
             raise StateError(f"{part.path} must be a part of striped weights, and is left as it is: {error}") from error
         salt = str(body.pop("salt", ""))
+        if part.mtime_ns != body.pop("time_ns", 0):
+            raise StateError(f"{part.path} must be as it was made, but was written to: remove all parts")
         if body != self._label(number):
             raise StateError(
                 f"{part.path} must be part {number} of this checkpoint, as it is now, of ratio "
@@ -140,14 +143,17 @@ class Stripes:
         return salt
 
     def _make(self) -> None:
-        salt = secrets.token_hex(16)
+        time_ns = _draw_time()
+        drawn = {"salt": secrets.token_hex(16), "time_ns": time_ns}
         with ExitStack() as stack:
             outs: list[IO[bytes]] = [stack.enter_context(new_file(path)) for path in self.paths]
             for number, out in enumerate(outs):
-                out.write(seal(_KIND, self._label(number) | {"salt": salt}, _LABEL_BYTES).data)
+                out.write(seal(_KIND, self._label(number) | drawn, _LABEL_BYTES).data)
             chunks = (chunk for file in self._files for chunk in self._chunks(file))
             for number, data in enumerate(chunks):
                 outs[self._stripe.file_at(number)].write(data)
+        for path in self.paths:
+            os.utime(path, ns=(time.time_ns(), time_ns))
 
     def _chunks(self, file: UnchangedFile) -> Iterator[bytes]:
         for start in range(0, file.size_bytes, self.chunk_bytes):
@@ -164,6 +170,11 @@ def _identify(file: UnchangedFile) -> list[Any]:
     """
     status = os.fstat(file.descriptor(direct=False))
     return [file.path.name, file.size_bytes, file.mtime_ns, status.st_ino, status.st_ctime_ns]
+
+
+def _draw_time() -> int:
+    """A past time that parts have, and no part that was written to since: of whole even seconds, as FAT keeps them."""
+    return (946_684_800 + 2 * secrets.randbelow(300_000_000)) * 10**9
 
 
 class StripedFile(UnchangedFile):

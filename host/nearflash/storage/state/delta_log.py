@@ -46,6 +46,8 @@ def log_folder(state: Path) -> Path:
 def read_deltas(store: StateStore, since: int) -> "WeightDelta":
     """Merge what the steps after `since` changed, up to the store's. Raises StateError where they are not all kept."""
     own = store.metadata.get(RESERVED, {})
+    if not isinstance(since, int) or isinstance(since, bool) or since < 0:
+        raise StateError(f"since must be a step, a whole number from 0 on, not {since!r}")
     if since <= own.get(ACCEPTED, -1):
         raise StateError(
             f"since must be above {own[ACCEPTED]}, not {since}: others changed the weights after that step, and "
