@@ -52,20 +52,19 @@ def test_around_a_quarter(pack, changed):
     assert pack(old, new, ValueFormat.BF16) == delta_of(old.tolist(), new.tolist(), ValueFormat.BF16)
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("update-tiny-delta", marks=pytest.mark.full), "update-smartssd-delta"]
-)
+@pytest.fixture(scope="module", params=["update-tiny-delta", "update-smartssd-delta"])
 def device(request):
     """Ports of one word of a delta, and of eight, of which the header shares four with the first tile."""
     with HlsDevice.open(request.param) as device:
         yield device
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rule", "density"),
     [
         pytest.param(AdamStep(lr=1e-5, step=4, weight_decay=0.01), None, id="adam"),
-        pytest.param(LionStep(lr=1e-2, step=2), 0.05, id="lion-topk", marks=pytest.mark.full),
+        pytest.param(LionStep(lr=1e-2, step=2), 0.05, id="lion-topk"),
     ],
 )
 @pytest.mark.parametrize("params", [1, 2, 9, 4096, 4097, 12_001])
@@ -82,6 +81,7 @@ def test_the_update_kernel_writes_the_models_delta(device, rule, density, params
     assert {name: counters[name] for name in counted} == counted
 
 
+@pytest.mark.full
 def test_bytes_behind_the_delta_stay(device):
     case = UpdateVector(AdamStep(lr=1e-5, step=4), 5, CopyFormat.BF16, delta=True)
     state = random_state(np.random.default_rng(0), 5)

@@ -22,7 +22,8 @@ def test_killed_and_resumed_runs_equal_the_whole_one(tmp_path, files):
     assert result["bad"] == [] and result["kills"] == 5 and result["runs"] >= 1
 
 
-@pytest.mark.parametrize(("ranks", "kills"), [(2, 1), pytest.param(3, 6, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize(("ranks", "kills"), [(2, 1), (3, 6)])
 def test_ranks_go_on_together_when_one_was_killed(tmp_path, ranks, kills):
     options = ["--kills", str(kills), "--seed", "5", "--ranks", str(ranks)]
     command = [sys.executable, "-m", "nearflash.bench.training.rank_kills", str(tmp_path), *options]

@@ -47,6 +47,7 @@ def test_a_seed_draws_the_same_policies_which_differ():
         assert policy.weight_bits == 16 or not policy.weights.disk
 
 
+@pytest.mark.full
 def test_each_row_has_prediction_and_measurement(sizes, machine, tmp_path):
     *rows, last = prediction.measure(tmp_path, sizes, seed=5, policies=3)
     assert len(rows) == 3 and {row["seed"] for row in (*rows, last)} == {5}

@@ -69,11 +69,12 @@ def test_masters_of_either_format_take_turns_with_topk_gradients(device):
 
 BUILDS = [
     replace(TINY, delta=True),
-    pytest.param(replace(TINY, name="two", lanes=2, port_bits=128), marks=pytest.mark.full),
-    pytest.param(WIDE, marks=pytest.mark.full),
+    replace(TINY, name="two", lanes=2, port_bits=128),
+    WIDE,
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stall_percent", [0, 30])
 @pytest.mark.parametrize("config", BUILDS, ids=lambda config: f"{config.lanes}-lanes{'-delta' * config.delta}")
 def test_lanes_and_what_the_weights_change(config, stall_percent):

@@ -97,7 +97,7 @@ class Halves(wiring.Component):
         return m
 
 
-@pytest.mark.parametrize("rests", [1 << 11, pytest.param(1 << 16, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rests", [1 << 8, pytest.param(1 << 16, marks=pytest.mark.full)])
 def test_every_exponent_class_with_every_rest(rests: int) -> None:
     """Zero, subnormal, least, ordinary, greatest, infinite and NaN, of both signs, with mantissas that carry: the
     model's join, and its split, but for a NaN, which comes back as it is."""
