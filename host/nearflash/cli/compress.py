@@ -88,7 +88,8 @@ def _compress(arguments: argparse.Namespace) -> int:
     from nearflash.weights.pretrained import load_pretrained, silent_transformers
 
     with nullcontext() if arguments.verbose else silent_transformers():
-        report, others = (_write_as_stored if _is_taken_as_stored(arguments) else _write_model)(arguments)
+        stored = _open_stored(arguments)
+        report, others = _write_model(arguments) if stored is None else _write_as_stored(arguments, *stored)
         report["parts"] = part_digests(arguments.output)
         _keep(report, arguments.output)
         if others is not None:
@@ -122,55 +123,51 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise CommandError(f"output must be a new or an empty folder, not {str(output)!r}, which has {first.name}")
 
 
-def _is_taken_as_stored(arguments: argparse.Namespace) -> bool:
-    """Whether the checkpoint is taken tensor by tensor: nothing is computed, and it is one of safetensors."""
-    from nearflash.weights.checkpoint import INDEX, SINGLE
+def _open_stored(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]] | None:
+    """Open a checkpoint that is taken tensor by tensor: its folder, and its tensors. None where a model is needed.
+
+    Raises CommandError where it is to be lossless, and is not stored so.
+    """
+    from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
+    from nearflash.weights.empty import find_dtype
     from nearflash.weights.folder import SMOLLM2, open_folder
+    from nearflash.weights.pretrained import DTYPES
 
-    if arguments.lossless and arguments.model == SMOLLM2:
-        raise _not_stored(arguments.model)
-    if arguments.format != "coded" or arguments.method != "none" or arguments.model == SMOLLM2:
-        return False
-    folder = open_folder(arguments.model, adapters=True)
-    is_stored = not folder.has_adapter and any((folder.path / name).is_file() for name in (SINGLE, INDEX))
-    if arguments.lossless and not is_stored:
-        raise _not_stored(arguments.model)
-    return is_stored
-
-
-def _not_stored(model: str) -> CommandError:
-    return CommandError(
-        f"model must be a folder of safetensors in 16 bits, without an adapter, to be taken as it is stored, not "
-        f"{model!r}: --method none merges and rounds it"
-    )
+    if arguments.format != "coded" or arguments.method != "none":
+        return None
+    folder = None if arguments.model == SMOLLM2 else open_folder(arguments.model, adapters=True)
+    stored = None
+    if folder and not folder.has_adapter and any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
+        stored = folder, open_checkpoint(folder.path)
+    if arguments.lossless and (stored is None or find_dtype(stored[1]) not in (DTYPES["fp16"], DTYPES["bf16"])):
+        raise CommandError(
+            f"model must be a folder of safetensors in 16 bits, without an adapter, to be taken as it is stored, not "
+            f"{arguments.model!r}: --method none merges and rounds it"
+        )
+    return stored
 
 
-def _write_as_stored(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+def _write_as_stored(arguments: argparse.Namespace, folder: Any, tensors: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Write a checkpoint's tensors coded, a few in memory at a time. The report, and windows to measure the loss on."""
-    from nearflash.weights.checkpoint import open_checkpoint
     from nearflash.weights.convert import copy_others, write_checkpoint
     from nearflash.weights.empty import empty_model, find_dtype
-    from nearflash.weights.folder import open_folder
     from nearflash.weights.pretrained import DTYPES, load_pretrained, load_tokenizer, own_dtype
     from nearflash.weights.sources import sources_of
 
-    folder = open_folder(arguments.model)
-    tensors = open_checkpoint(folder.path)
     sources_of(empty_model(folder, tensors), tensors)  # raises where they are not this model's
-    dtype = arguments.dtype
-    if dtype is None and find_dtype(tensors) not in (DTYPES["fp16"], DTYPES["bf16"]):
-        if arguments.lossless:
-            raise _not_stored(arguments.model)
-        dtype = own_dtype(arguments.model)
+    narrow = {DTYPES[name]: name for name in ("fp16", "bf16")}.get(find_dtype(tensors))
+    dtype = arguments.dtype or narrow or own_dtype(arguments.model)
+    keep = narrow and not arguments.dtype
     others = before = None
     if arguments.texts:
         _, others = _read_windows(load_tokenizer(arguments.model), arguments)
         before = _measure(load_pretrained(arguments.model, arguments.compute)[0], others, arguments)
     report = _Report(len(tensors))
-    size_bytes = write_checkpoint(tensors, arguments.output, dtype=DTYPES.get(dtype), metadata=report.metadata,
-                                  written=report.add)  # fmt: skip
+    size_bytes = write_checkpoint(
+        tensors, arguments.output, dtype=None if keep else DTYPES[dtype], metadata=report.metadata, written=report.add
+    )
     copy_others(None, None, folder.path, arguments.output)
-    return report.finish(arguments, dtype or _name_dtype(find_dtype(tensors)), size_bytes, before), others
+    return report.finish(arguments, dtype, size_bytes, before), others
 
 
 def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -196,12 +193,6 @@ def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
                              written=report.add)  # fmt: skip
     copy_others(model, tokenizer, Path(arguments.model), arguments.output)
     return report.finish(arguments, dtype, size_bytes, before), others
-
-
-def _name_dtype(dtype: Any) -> str:
-    from nearflash.weights.pretrained import DTYPES
-
-    return next(name for name, each in DTYPES.items() if each == dtype)
 
 
 def _read_windows(tokenizer: Any, arguments: argparse.Namespace) -> Any:

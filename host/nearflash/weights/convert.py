@@ -3,9 +3,8 @@
 import json
 import os
 import secrets
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from nearflash.abi.errors import NonFiniteError, StateError
 from nearflash.support.files import copy_durably, read_text
+from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
 from nearflash.weights.compress import compress_tensor, dense_tensor
 from nearflash.weights.empty import list_kept_dtypes
@@ -191,23 +191,17 @@ def _shards(entries: list[_Entry]) -> Iterator[list[_Entry]]:
 def _pack_all(shard: list[_Entry], written: Callable[[Written], None]) -> Iterator[PackedTensor]:
     """The entries packed, in order, by as many threads as there are processors, few of them ahead."""
     threads = os.cpu_count() or 1
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[tuple[PackedTensor, Written]]] = deque()
-        try:
-            for entry in shard:
-                if len(waiting) > threads:
-                    yield _note(waiting.popleft().result(), written)
-                waiting.append(pool.submit(_pack, entry))
-            while waiting:
-                yield _note(waiting.popleft().result(), written)
-        finally:
-            for job in waiting:
-                job.cancel()
 
+    def pack(number: int) -> tuple[PackedTensor, Written]:
+        return _pack(shard[number])
 
-def _note(packed: tuple[PackedTensor, Written], written: Callable[[Written], None]) -> PackedTensor:
-    written(packed[1])
-    return packed[0]
+    with closing(Prefetcher("nearflash-pack", pack, threads=threads)) as packs:
+        for number in range(len(shard)):
+            for later in range(number, min(number + threads + 1, len(shard))):
+                packs.begin(later)
+            tensor, outcome = packs.take(number)
+            written(outcome)
+            yield tensor
 
 
 def _pack(entry: _Entry) -> tuple[PackedTensor, Written]:

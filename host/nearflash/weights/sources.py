@@ -99,15 +99,14 @@ class Source:
 
     def with_expander(self, expander: TensorExpander) -> "Source":
         """The same with its compressed tensors expanded by a device."""
-        tensors = [replace(piece.tensor, expander=expander) for piece in self.pieces]
-        pieces = [replace(piece, tensor=tensor) for piece, tensor in zip(self.pieces, tensors, strict=True)]
-        return replace(self, pieces=tuple(pieces))
+        return self._change_tensors(lambda tensor: replace(tensor, expander=expander))
 
     def on_stripes(self, stripes: Stripes) -> "Source":
         """The same with its tensors read from several drives."""
-        tensors = [replace(piece.tensor, file=stripes.file(piece.tensor.file)) for piece in self.pieces]
-        pieces = [replace(piece, tensor=tensor) for piece, tensor in zip(self.pieces, tensors, strict=True)]
-        return replace(self, pieces=tuple(pieces))
+        return self._change_tensors(lambda tensor: replace(tensor, file=stripes.file(tensor.file)))
+
+    def _change_tensors(self, change: Callable[[WeightsTensor], WeightsTensor]) -> "Source":
+        return replace(self, pieces=tuple(replace(piece, tensor=change(piece.tensor)) for piece in self.pieces))
 
     def read_into(self, parameter: Tensor) -> None:
         """Fill the parameter. Raises WeightsError."""

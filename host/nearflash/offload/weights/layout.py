@@ -259,7 +259,7 @@ class LayoutReader:
 
     def _expand(self, piece: SourcePiece, parameter: Tensor) -> None:
         """Put a piece into its place; others are read and expanded meanwhile."""
-        if piece.tensor.expander is None:
+        if piece.tensor.is_expanded_by_host:
             with self._reading:
                 piece = piece.keep(self._room)
         piece.read_into(parameter)
