@@ -3,6 +3,7 @@
 import numpy as np
 from amaranth.hdl import Module
 from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.verilator.burst import BurstUnit
@@ -41,6 +42,29 @@ def test_a_constant_part_of_a_signal_keeps_its_value():
     unit = BurstUnit(Partly(), "sim-partly")
     out = unit.run({"i": np.array([1, 2], np.uint8), "choose": np.array([0, 1], np.uint8)})["o"]
     assert out.tolist() == [0xFFE, 0xF02]
+
+
+class Memories(wiring.Component):
+    """A memory that begins with zeros and one that does not; word 1 is written."""
+
+    LATENCY = 1
+
+    def __init__(self):
+        super().__init__({"i": In(2), "zero": Out(8), "one": Out(8)})
+
+    def elaborate(self, platform):
+        m = Module()
+        for name, init in (("zero", []), ("one", [7, 0, 5])):
+            memory = m.submodules[name] = Memory(shape=8, depth=3, init=init)
+            read, write = memory.read_port(), memory.write_port()
+            m.d.comb += [read.addr.eq(self.i), write.addr.eq(1), write.data.eq(9), write.en.eq(1)]
+            m.d.comb += getattr(self, name).eq(read.data)
+        return m
+
+
+def test_memories_begin_with_what_they_are_given():
+    out = BurstUnit(Memories(), "sim-memories").run({"i": np.array([0, 2, 1], np.uint8)})
+    assert (out["zero"].tolist(), out["one"].tolist()) == ([0, 0, 9], [7, 5, 9])
 
 
 def test_a_cached_design_is_the_converted_one(tmp_path, monkeypatch):

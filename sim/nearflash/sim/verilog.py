@@ -60,6 +60,13 @@ _RESERVED = frozenset(
 )
 # A slice that is constant, of a signal that elsewhere depends on others: nothing ever triggers such a block.
 _CONSTANT = re.compile(r"^  always @\*\n(    \S.* = \d+'\w+;)$", re.MULTILINE)
+# A memory that begins with zeros is a line a word, in RTLIL a character a bit: more text than most designs have beside.
+_ZEROS = re.compile(
+    r"^  cell \$meminit_v2 \S+\n(?:    parameter .*\n)*    connect \\ADDR \{  \}\n    connect \\DATA \d+'0+\n"
+    r"    connect \\EN \d+'1+\n  end\n",
+    re.MULTILINE,
+)
+_MEMORY = re.compile(r"^(  reg \[\d+:0\] (\S+ ?) \[(\d+):0\];\n)(?!  initial begin$)", re.MULTILINE)
 _SCRIPT = """read_rtlil top.il
 proc -noopt -nomux -norom
 memory_collect
@@ -165,10 +172,11 @@ class Design:
 
         Raises YosysError with the tool's output where it refuses the design.
         """
-        (folder / "top.il").write_text(self._shared[0])
+        (folder / "top.il").write_text(_ZEROS.sub("", self._shared[0]))
         _run_yosys(folder, "top.ys", _SCRIPT)
         path = folder / "top.v"
-        path.write_text(_CONSTANT.sub(r"  initial\n\1", path.read_text()))
+        text = _MEMORY.sub(r"\1  initial for (int row = 0; row <= \3; row = row + 1) \2[row] = 0;\n", path.read_text())
+        path.write_text(_CONSTANT.sub(r"  initial\n\1", text))
         return path
 
 
