@@ -141,7 +141,7 @@ def many_switches():
     sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 60))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 60))])
 def test_loads_ahead_and_writes_behind(seed, run_within):
     course, movers = Course(seed), []
 

@@ -77,6 +77,7 @@ def test_narrow_state_has_the_bits_of_host(device, tmp_path, state_format):
     assert _train(device, tmp_path / "device", state_format) == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("state_format", ["fp32", "bf16", "mx8"])
 def test_a_split_master_in_gateware_has_the_bits_of_an_fp32_one_on_host(tmp_path, state_format):
     """Masters and moments; the tensors are those of a split one on host."""

@@ -17,6 +17,7 @@ def test_every_image_recovers(tmp_path, files):
     assert found.points > 1500 and found.newer > 20
 
 
+@pytest.mark.full
 def test_every_image_of_a_split_master_recovers(tmp_path):
     """Changes of weights behind whole ones, and whole ones again."""
     found = crash_points(tmp_path, files=1, steps=3, tries=2, seed=1, manifest=FORMATS["split"])

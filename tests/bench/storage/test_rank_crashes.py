@@ -15,6 +15,7 @@ def test_every_image_recovers(tmp_path, ranks, master):
     assert found.points > 500 and found.newer > 3
 
 
+@pytest.mark.full
 def test_ranks_that_stay_apart_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_crashes._Run, "_align", staticmethod(lambda stores: None))
     found = rank_crash_points(tmp_path, ranks=2, steps=1, tries=4, seed=1)

@@ -12,7 +12,7 @@ from nearflash.sim.verilator.ports import words_from_integers
 from nearflash.sim.verilator.streams import StreamUnit
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(scope="module", params=[*(pytest.param(lanes, marks=pytest.mark.full) for lanes in (1, 2)), 4])
 def unit(request):
     unit = StreamUnit(DeltaPacker(request.param), f"delta-packer-{request.param}")
     unit.lanes = request.param

@@ -22,6 +22,7 @@ MODEL = MemoryModel(read_latency_cycles=60, write_latency_cycles=40)
 ADAM = AdamStep(lr=1e-3, step=4, weight_decay=0.01)
 RULES = [ADAM, SgdStep(0.1, 3, momentum=0.9), SgdStep(0.1, 3), AdagradStep(0.1, 3), LionStep(1e-3, 3)]
 SPLIT = MasterFormat.SPLIT
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ def test_in_prefill(generation, capsys):
     assert whole_pages(path, capsys) > 0
 
 
+@pytest.mark.full
 def test_in_decode(generation, capsys):
     process, path = generation
     for line in process.stderr:

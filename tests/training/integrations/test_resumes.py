@@ -102,6 +102,7 @@ def test_a_split_master_goes_on_with_fewer_ranks_and_offline_with_more(tmp_path,
     check(tmp_path, wanted, 3, dtype=torch.bfloat16, master="split")
 
 
+@pytest.mark.full
 def test_files_of_ranks_that_do_not_make_a_run_are_refused(tmp_path):
     run(tmp_path, 2, 1)
     files = sorted(tmp_path.glob("rank*.state"))

@@ -158,6 +158,7 @@ class Stop(TrainerCallback):
         control.should_training_stop = state.global_step == self.step
 
 
+@pytest.mark.full
 def test_what_is_no_state_is_not_set_aside(make_model, rows, arguments, tmp_path):
     (tmp_path / "state").write_text("a thesis")
     optimizer = trainer_optimizer(arguments(), path=tmp_path / "state", **OPTIONS)

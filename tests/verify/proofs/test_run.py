@@ -119,6 +119,7 @@ class Packed(BitmapExpander):
         return super()._values(m, count, C(0), taken, lacks)
 
 
+@pytest.mark.full
 def test_values_at_other_places_fail(tmp_path):
     failed = fails(lambda: bitmap.build_proof(Packed(4, 8)), tmp_path, depth=9)
     assert failed & {"values_at_their_places", "inner_place", "inner_words"}
@@ -147,6 +148,7 @@ class Forgetful(DeltaPacker):
             m.d.sync += [count.eq(0) for count in kept.counts]
 
 
+@pytest.mark.full
 def test_a_delta_without_its_last_changes_fails(tmp_path):
     failed = fails(lambda: delta.build_proof(Forgetful(4, 4)), tmp_path, depth=14)
     assert failed & {"words_of_a_tile", "states_what_changed"}
@@ -159,6 +161,7 @@ class Leaking(PairMerge):
         super()._lanes(m, hits | heads[0].payload.place.there, heads, ready)
 
 
+@pytest.mark.full
 def test_pairs_of_another_group_fail(tmp_path):
     failed = fails(lambda: pairs.build_proof(Leaking(4)), tmp_path, depth=6)
     assert failed & {f"values_at_their_places_{lane}" for lane in range(4)}
@@ -187,6 +190,7 @@ class Halved(ValueRows):
         return m
 
 
+@pytest.mark.full
 def test_half_a_row_fails(tmp_path):
     failed = fails(lambda: values.build_proof(Halved()), tmp_path, depth=5)
     assert "a_row_for_four_values" in failed
@@ -201,6 +205,7 @@ class Overwriting(LanePack):
         return m
 
 
+@pytest.mark.full
 def test_a_word_that_is_overwritten_fails(tmp_path):
     failed = fails(lambda: pack.build_proof(Overwriting(2, 64)), tmp_path, depth=6)
     assert failed & {"takes_a_group_when_there_is_room", "o_payload_stable_until_ready"}
@@ -216,6 +221,7 @@ class Greedy(FieldUnpack):
         return m
 
 
+@pytest.mark.full
 def test_a_count_that_begins_within_a_word_fails(tmp_path):
     failed = fails(lambda: unpack.build_proof(Greedy(2, 32, (4, 8, 16), lane_bits=16, count_bits=5)), tmp_path, depth=6)
     assert failed & {"a_word_when_it_is_used_up", "words_are_counted"}
@@ -229,6 +235,7 @@ class Unmasked(Popcount):
         return C(-1, self.port_bits)
 
 
+@pytest.mark.full
 def test_bits_behind_a_section_fail(tmp_path):
     failed = fails(lambda: popcount.build_proof(Unmasked(64, 512)), tmp_path, depth=8)
     assert failed & {"count_of_all_words", "beyond_tells", "same_bits"}
@@ -275,6 +282,7 @@ class Late(dequantize.ShortDequantizer):
         m.d.comb += group.eq(before)
 
 
+@pytest.mark.full
 def test_another_scale_fails(tmp_path):
     failed = fails(lambda: dequantize.build_proof(Late(4)), tmp_path, depth=6)
     assert "same_elements" in failed

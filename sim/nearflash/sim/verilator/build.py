@@ -43,6 +43,8 @@ _CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
 _FAST, _BRIEF, _SLOW = "-O2", "-O1", "-O0"
 _ONE_FILE_BYTES = 200_000
 """Generated C++ below this is compiled as one file, as is all that runs once: g++ takes 0.3 s to begin a file."""
+_GROUP_BYTES = 3_000_000
+"""Of generated C++ in one compilation: each begins with the design's header, .5 s for a kernel's."""
 _RUNTIME_HEADER = "runtime.h"
 """What all of Verilator's files begin with; reading it takes as long as compiling most of what follows."""
 
@@ -163,21 +165,34 @@ def _build(
         level = _SLOW if source.endswith("__Slow.cpp") else fast
         # A precompiled header of the design's own would take longer to make than it saves, for kernels too.
         prefix = ["-include", str(runtime / _RUNTIME_HEADER)]
-        _call([*cxx, level, *prefix, *(flags if source == "shim.cpp" else []), "-c", source, "-o", target], work,
-              environment)  # fmt: skip
+        _call([*cxx, level, *prefix, "-c", source, "-o", target], work, environment)
         return target
 
     slow = [source for source in generated if source.endswith("__Slow.cpp")]
-    sources = ["shim.cpp", "all__Slow.cpp", *(source for source in generated if source not in slow)]
-    (work / "all__Slow.cpp").write_text(_one_file(slow))
+    quick = [*(source for source in generated if source not in slow), "shim.cpp"]
     if sum((work / source).stat().st_size for source in generated) < _ONE_FILE_BYTES:
-        (work / "all.cpp").write_text(_one_file([*generated, "shim.cpp"], flags))
-        sources = ["all.cpp"]
+        groups = {"all.cpp": [*slow, *quick]}
+    else:
+        groups = {"all__Slow.cpp": slow, **_groups(work, quick)}
+    for name, members in groups.items():
+        (work / name).write_text(_one_file(members, flags if members[-1] == "shim.cpp" else ()))
     with ThreadPoolExecutor(_JOBS) as pool:
-        objects = list(pool.map(compile_one, sources))
+        objects = list(pool.map(compile_one, groups))
     objects += [str(path) for path in sorted(runtime.glob("*.o"))]
     _call([compiler(), "-shared", *objects, "-lpthread", "-o", library], work, environment)
     shutil.rmtree(work / "obj")
+
+
+def _groups(work: Path, sources: Sequence[str]) -> dict[str, list[str]]:
+    """The sources by the file that includes them: each file begins with the design's header, which takes its time."""
+    groups: dict[str, list[str]] = {}
+    size = _GROUP_BYTES
+    for source in sources:
+        if size >= _GROUP_BYTES:
+            size, group = 0, groups.setdefault(f"all_{len(groups)}.cpp", [])
+        group.append(source)
+        size += (work / source).stat().st_size
+    return groups
 
 
 def _one_file(sources: Sequence[str], flags: Sequence[str] = ()) -> str:

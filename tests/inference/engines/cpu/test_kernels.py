@@ -199,7 +199,7 @@ def weigh(loops, scores, factors, softcap, each, by_probability, keys, shares):
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
-@pytest.mark.parametrize("block_tokens", [256, 1024])
+@pytest.mark.parametrize("block_tokens", [256, pytest.param(1024, marks=pytest.mark.full)])
 def test_index_rows_are_scored(loops, rng, bits, block_tokens):
     """codes·scale + zero, a row for each dimension; rows that are not asked for hold other numbers."""
     dims, blocks = 5, 3

@@ -63,7 +63,7 @@ def assert_near(out, want):
 
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(
-    "name", ["sparq", "page", *(pytest.param(n, marks=pytest.mark.full) for n in ("dense", "sparf", "logits", "mass"))]
+    "name", ["page", *(pytest.param(n, marks=pytest.mark.full) for n in ("dense", "sparq", "sparf", "logits", "mass"))]
 )
 def test_every_mode_gives_what_arrays_give(
     make_engine, make_layout, shape, filled, name, interleaved, draw_q, expected
@@ -89,7 +89,7 @@ def test_every_index_format(make_engine, make_layout, shape, filled, form, suffi
     assert_near(engine.attend(1, numbers, q, 0.3), expected(q, stored, policy, layout, 0.3))
 
 
-@pytest.mark.parametrize("index_cache_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("index_cache_bytes", [0, pytest.param(1 << 20, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "page_cache_bytes", [pytest.param(0, marks=pytest.mark.full), 40960, pytest.param(1 << 20, marks=pytest.mark.full)]
 )
