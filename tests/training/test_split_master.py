@@ -144,11 +144,10 @@ def test_only_the_rest_is_read_and_only_changes_of_weights_are_written(tmp_path)
             optimizer.close()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_other_weights_are_refused_by_name(tmp_path, dtype):
-    model = make_model(getattr(torch, dtype))
+def test_other_weights_are_refused_by_name(tmp_path):
+    model = make_model(torch.float16)
     with pytest.raises(
-        FormatError, match=f"parameter '0.weight' must be bfloat16, not {dtype}, as its master is split"
+        FormatError, match=r"parameter '0\.weight' must be bfloat16 or float32, not float16, as its master is split"
     ):
         open_optimizer(tmp_path / "a", model, master="split")
     assert not list(tmp_path.iterdir())
@@ -354,7 +353,7 @@ def test_a_tensor_that_comes_later_and_a_delta(tmp_path):
         model.extra = torch.nn.Parameter(torch.randn(40).to(torch.bfloat16))
         optimizer.add_param_group({"params": [("extra", model.extra)]})
         with pytest.raises(FormatError, match="must be bfloat16" if optimizer is optimizers[0] else "nothing"):
-            optimizer.add_param_group({"params": [("odd", torch.nn.Parameter(torch.ones(3)))]})
+            optimizer.add_param_group({"params": [("odd", torch.nn.Parameter(torch.ones(3).half()))]})
             raise FormatError("nothing")
     since = optimizers[0].steps
     at_2 = words(models[0])
@@ -399,9 +398,12 @@ def test_streamed_weights_are_read_with_their_rests(tmp_path):
 def test_one_ranks_file_is_divided_with_its_halves(tmp_path):
     model = make_model()
     (tmp_path / "run").mkdir()
+    model[3].float()
     optimizer = ShardedOptimizer(model.parameters(), path=tmp_path / "run", master="split", **OPTIONS)
     optimizer.prepare()
-    train(optimizer, model, 2)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
     optimizer.close()
     (path,) = (tmp_path / "run").glob("rank*.state")
     for again in reshard_offline([path], tmp_path / "two", 2, direct=False):

@@ -21,7 +21,7 @@ Limits: a cast copy of a weight (autocast) is an activation and stays in the gra
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -393,28 +393,28 @@ class _Source:
         stored = self._find_stored()
         values = {p: torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters}
         inside = {stored[id(p)]: values[p].view(-1) for p in parameters if id(p) in stored}
-        state = self._optimizer._optimizer_state
-        split = state.store.manifest.master is MasterFormat.SPLIT  # then the weights are an array of their own
-        array = state.store.manifest.array("weight" if split else "p")
-
-        def read(extent: Extent) -> None:
-            memory = reuse_buffer(array.extent_bytes(extent))
-            state.store.read(array.name, extent, memory)
-            held = torch.from_numpy(memory).view(torch.bfloat16 if split else torch.float32)
-            for piece in state.flat.pieces(extent.start, extent.stop):
-                if (out := inside.get(piece.tensor)) is not None:
-                    from_extent = held[piece.position - extent.start :][: piece.length]
-                    out[piece.first : piece.first + piece.length].copy_(from_extent)
-
-        extents = state.flat.extents_of(inside)
+        extents = self._optimizer._optimizer_state.flat.extents_of(inside)
         with torch.no_grad(), ThreadPoolExecutor(_READERS) as pool:
-            for _ in pool.map(read, extents):
-                pass
+            self._count(sum(pool.map(lambda extent: self._read_extent(extent, inside), extents)))
             for parameter in parameters:
                 if id(parameter) not in stored:
                     self._read_frozen(parameter, values[parameter])
-        self._count(sum(map(array.extent_bytes, extents)))
         return values
+
+    def _read_extent(self, extent: Extent, values: Mapping[int, torch.Tensor]) -> int:
+        """Give tensors, by index, what an extent has of them; bytes that were read."""
+        state = self._optimizer._optimizer_state
+        pieces = [piece for piece in state.flat.pieces(extent.start, extent.stop) if piece.tensor in values]
+        split = state.store.manifest.master is MasterFormat.SPLIT  # then bf16 weights are an array of their own
+        halves = split and all(values[piece.tensor].dtype is torch.bfloat16 for piece in pieces)
+        array = state.store.manifest.array("weight" if halves else "p")
+        memory = reuse_buffer(array.extent_bytes(extent))
+        state.store.read(array.name, extent, memory)
+        held = torch.from_numpy(memory).view(torch.bfloat16 if halves else torch.float32)
+        for piece in pieces:
+            new = held[piece.position - extent.start :][: piece.length]
+            values[piece.tensor][piece.first : piece.first + piece.length].copy_(new)
+        return memory.nbytes
 
     def _count(self, size_bytes: int) -> None:
         with self._lock:

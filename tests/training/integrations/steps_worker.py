@@ -33,12 +33,13 @@ parser.add_argument("last", type=int)
 for option in ("rank", "ranks", "save", "kill", "kill_one", "resume"):
     parser.add_argument(f"--{option}", type=int)
 parser.add_argument("--pause", type=float, default=0.0)
-parser.add_argument("--master", default="fp32", help="split: of a bf16 model")
+parser.add_argument("--master", default="fp32", help="split: the first layer is bf16")
 
 
 def net(dtype):
     torch.manual_seed(0)
-    made = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2)).to(dtype)
+    made = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2))
+    made[0].to(dtype)
     for layer in (*made, made):
         fully_shard(layer, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
     return made

@@ -44,13 +44,14 @@ def wanted(tmp_path):
 
     def train(last, dtype=torch.float32, **more):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2)).to(dtype)
+        model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2))
+        model[0].to(dtype)
         options = {"lr": 1e-2, "weight_decay": 0.1, "extent_params": 1024} | more
         with NearStorageAdamW(model.parameters(), path=tmp_path / f"plain{last}", **options) as plain:
             for number in range(last):
                 generator = torch.Generator().manual_seed(number)
                 for parameter in model.parameters():
-                    parameter.grad = torch.randn(parameter.shape, generator=generator).to(dtype)
+                    parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
                 plain.step()
         return list(model.parameters())
 
@@ -90,6 +91,7 @@ def test_two_ranks_go_on_as_one_and_offline_as_three(tmp_path, wanted, capsys):
 
 @pytest.mark.full
 def test_a_split_master_goes_on_with_fewer_ranks_and_offline_with_more(tmp_path, wanted):
+    """Of a bf16 layer and an fp32 one."""
     run(tmp_path, 2, 2, "--master", "split")
     files = sorted(tmp_path.glob("rank*.state"))
     three = reshard_offline(files, tmp_path / "three", 3)

@@ -97,7 +97,7 @@ class ExtentUpdate:
         span, flat = self._timeline.span, self._flat
         if rule.momentum:
             with span("update", params=run.stop - run.start):
-                transfer.update(slot, replace(run, rule=rule.moment, copy=CopyFormat.NONE))
+                transfer.apply(slot, replace(run, rule=rule.moment, copy=CopyFormat.NONE))
         for tensor in flat.tensors_in(run.start, run.stop):
             entry = flat.entries[tensor]
             part = replace(run, start=max(run.start, entry.start), stop=min(run.stop, entry.stop))

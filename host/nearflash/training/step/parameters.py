@@ -87,7 +87,7 @@ class FlatParameters:
         """stored: names of tensors that have state, though they may be frozen. staged: tensors stay until `publish`.
 
         Raises FormatError for a tensor that has no memory to write to or a dtype that is neither fp32 nor the copy's,
-        with a split master for all but bf16, CommandError for shared memory, ShapeError where there is no element.
+        with a split master for fp16, CommandError for shared memory, ShapeError where there is no element.
         """
         every = Member.of(groups)
         self.waiting = [member for member in every if not member.wants_state and member.name not in stored]
@@ -99,7 +99,7 @@ class FlatParameters:
         names = [member.name for member in self.members]
         dtypes = [dtype for dtype, own in COPY_OF.items() if copy is None or own in (CopyFormat.NONE, copy)]
         split = master is MasterFormat.SPLIT
-        dtypes = [torch.bfloat16] if split else dtypes
+        dtypes = [torch.bfloat16, torch.float32] if split else dtypes
         for name, tensor in zip(names, self.tensors, strict=True):
             check_parameter(name, tensor)
             if tensor.dtype not in dtypes:
@@ -279,9 +279,10 @@ class FlatParameters:
                 master.copy_(torch.where(rounded == values, master, values.float()))
 
     def put_weights(self, extent: Extent, out: NDArray[np.uint8]) -> bool:
-        """Write the bf16 weights of a split master, as the tensors hold them, into `out`; the rest becomes zero.
+        """Write the upper halves of split masters, as the tensors hold them, into `out`; the rest becomes zero.
 
-        False where a tensor does not hold its values: then `out` is of no use.
+        A bf16 tensor is its half, an fp32 one is its master. False where a tensor does not hold its values: then `out`
+        is of no use.
         """
         words = out.view(np.int16)
         target = torch.from_numpy(words).view(torch.bfloat16)
@@ -289,16 +290,18 @@ class FlatParameters:
             tensor = self.tensors[piece.tensor]
             if is_streamed(tensor):
                 return False
-            into, length = target[at : at + piece.length], piece.length * tensor.element_size()
-            if is_plain(tensor):
-                copy_all([(into.data_ptr(), tensor.data_ptr() + piece.first * tensor.element_size(), length)])
+            into, part = target[at:][: piece.length], tensor.detach().reshape(-1)[piece.first :][: piece.length]
+            if tensor.dtype is torch.float32:
+                into.copy_(self.round_masters(part.cpu().contiguous(), torch.bfloat16))
+            elif is_plain(tensor):
+                copy_all([(into.data_ptr(), part.data_ptr(), part.nbytes)])
             else:
-                into.copy_(tensor.detach().reshape(-1)[piece.first : piece.first + piece.length])
+                into.copy_(part)
         return True
 
     def round_masters(self, masters: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Round fp32 masters, (n,), contiguous in host memory, to what tensors of a dtype hold of them."""
-        if self.manifest.master is not MasterFormat.SPLIT:
+        if self.manifest.master is not MasterFormat.SPLIT or dtype is torch.float32:
             return masters.to(dtype)
         return torch.from_numpy(round_master(masters.numpy()).view(np.int16)).view(dtype)
 
@@ -324,12 +327,12 @@ class FlatParameters:
         tensors' present values, are taken while the values are in the cache.
         """
         values = torch.from_numpy(source).view(_DTYPE_OF[copy])
-        if copy is CopyFormat.NONE and self.manifest.master is MasterFormat.SPLIT:
-            values = self.round_masters(values, torch.bfloat16)
+        split = copy is CopyFormat.NONE and self.manifest.master is MasterFormat.SPLIT
         for piece in self.pieces(start, stop):
             if is_streamed(self.tensors[piece.tensor]):  # its values are the store's
                 continue
             new = values[piece.position - start :][: piece.length]
+            new = self.round_masters(new, self.tensors[piece.tensor].dtype) if split else new
             target = self._target(piece)
             old = self._present(piece) if compare else None
             self._staged[piece.tensor][piece.first] = fingerprint_of_copy(new, target, piece.first)

@@ -86,9 +86,9 @@ class StepSettings:
     master: MasterFormat | str = field(
         default=MasterFormat.FP32,
         metadata={
-            DOC: "Stored format of the fp32 masters: `fp32`, or, where all trained parameters are bf16, `split`: the "
-            "weight, of which steps write what changes, and 16 bits beside it. Weights then are rounded to nearest, "
-            "ties away from zero. A resumed state needs the one that it has."
+            DOC: "Stored format of the fp32 masters: `fp32`, or, where trained parameters are bf16 (some may be fp32), "
+            "`split`: the weight, of which steps write what changes, and 16 bits beside it. Weights then are rounded "
+            "to nearest, ties away from zero. A resumed state needs the one that it has."
         },
     )
     param_dtype: Literal["fp32", "fp16", "bf16"] | None = field(

@@ -23,6 +23,7 @@ from nearflash.device import Buffer, Device
 from nearflash.device.checked import CheckedDevice
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.storage.io.reuse import reuse_buffer
+from nearflash.storage.state.master import join_master
 from nearflash.training.step.plan import ParameterRun
 from nearflash.training.step.traffic import Traffic
 
@@ -204,12 +205,27 @@ class Transfer:
         bf16: bool = False,
         delta: bool = False,
     ) -> NDArray[np.uint8]:
-        """Update a run within the slot's extent; returns the new parameters' bytes (fp32, or in the copy's format).
+        """`apply`, and the new parameters' bytes (fp32, or in the copy's format), valid until the next call.
+
+        delta: what the run's copy changes (nearflash.abi.delta) instead. Raises StreamError, too.
+        """
+        self.apply(slot, run, stream, bf16=bf16, delta=delta)
+        return self._fetch_delta() if delta else self._fetch_new(slot, run)
+
+    def apply(
+        self,
+        slot: Slot,
+        run: ParameterRun,
+        stream: NDArray[np.uint8] | None = None,
+        *,
+        bf16: bool = False,
+        delta: bool = False,
+    ) -> None:
+        """Update a run within the slot's extent.
 
         stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients` has them, or with
-        bf16 `bf16_gradients`, without the run's factor. delta: returns what the run's copy changes
-        (nearflash.abi.delta) instead. The result is valid until the next call. Raises DeviceError, WaitTimeoutError,
-        NonFiniteError, StreamError.
+        bf16 `bf16_gradients`, without the run's factor. delta: makes that, and no copy. Raises DeviceError,
+        WaitTimeoutError, NonFiniteError.
         """
         assert slot.extent is not None, "only a slot that was read is updated"
         params, first = run.stop - run.start, run.start - slot.extent.start
@@ -220,7 +236,6 @@ class Transfer:
         self._move(self._buffers["g"], 0, dense if stream is None else stream.size, down=True)
         gradient = GradientFormat.BF16 if bf16 else GradientFormat.FP32
         master = self._store.manifest.master
-        split = master is MasterFormat.SPLIT
         stored = {
             array.name: slot.buffers[array.name].address + array.size_bytes(first)
             for array in self._arrays
@@ -232,7 +247,7 @@ class Transfer:
                 params,
                 inputs={"g": self._buffers["g"].address, **stored},
                 outputs={**stored, "copy": self._buffers["copy"].address},
-                copy=CopyFormat.NONE if split and not delta else run.copy,
+                copy=CopyFormat.NONE if master is MasterFormat.SPLIT and not delta else run.copy,
                 gradient=gradient if stream is None else GradientFormat.TOPK,
                 gradient_bytes=0 if stream is None else stream.size,
                 first_param=run.start,
@@ -248,12 +263,26 @@ class Transfer:
                 f"gradients must stay as they were when they were checked, but {nonfinite} of parameters "
                 f"[{run.start}, {run.stop}) are not finite any more; do not write to them during a step"
             )
-        if delta:
-            return self._fetch_delta()
-        value_bytes = (BF16 if split else run.copy.number_format or FP32).bytes
-        name = "copy" if run.copy and not split else master.arrays[0]
-        buffer, offset = (self._buffers[name], 0) if name == "copy" else (slot.buffers[name], first * value_bytes)
-        size_bytes = params * value_bytes
+
+    def _fetch_new(self, slot: Slot, run: ParameterRun) -> NDArray[np.uint8]:
+        """The copy, or masters; of split ones the weights, and both halves where tensors are fp32."""
+        master, params = self._store.manifest.master, run.stop - run.start
+        if master is MasterFormat.FP32 and run.copy:
+            return self._fetch(self._buffers["copy"], 0, params * BF16.bytes)
+        first = run.start - (slot.extent.start if slot.extent else 0)
+        parts = [
+            self._fetch(slot.buffers[array.name], array.size_bytes(first), array.size_bytes(params))
+            for array in map(self._store.manifest.array, master.arrays[:1] if run.copy else master.arrays)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        masters = reuse_buffer(params * FP32.bytes)
+        halves = (part.view(np.uint16) for part in parts)
+        join_master(dict(zip(master.arrays, halves, strict=True)), masters.view(np.float32))
+        return masters
+
+    def _fetch(self, buffer: Buffer, offset: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Bring bytes of device memory to the host."""
         self._move(buffer, offset, size_bytes, down=False)
         return buffer.host[offset : offset + size_bytes]
 
