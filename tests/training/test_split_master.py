@@ -8,6 +8,7 @@ import torch
 
 from nearflash.abi.errors import CommandError, FormatError, StateError, StorageFullError
 from nearflash.storage import Manifest, StateStore
+from nearflash.storage.state import state_file
 from nearflash.storage.state.exchange import export_state, import_state, reshard
 from nearflash.storage.state.master import round_master
 from nearflash.storage.state.ranks import reshard_offline
@@ -155,6 +156,20 @@ def test_other_weights_are_refused_by_name(tmp_path):
         open_optimizer(tmp_path / "a", model, master="split", param_dtype="fp16")
     with pytest.raises(FormatError, match="master must be one of fp32, split, not 'halves'"):
         open_optimizer(tmp_path / "a", model, master="halves")
+
+
+def test_steps_that_change_most_weights_look_for_changes_now_and_then(tmp_path, monkeypatch):
+    """They write all weights, and neither keep nor compare those before, until they look again."""
+    weight, calls, find = torch.nn.Parameter(torch.ones(8192).bfloat16()), [], state_file.find_changes
+    monkeypatch.setattr(state_file, "find_changes", lambda *given: calls.append(optimizer.steps) or find(*given))
+    options = OPTIONS | {"extent_params": 8192, "lr": 0.5, "resident_bytes": 1 << 20}
+    optimizer = NearStorageAdamW([weight], path=tmp_path / "a", master="split", **options)
+    for step in range(11):
+        optimizer.param_groups[0]["lr"] = 0.5 if step < 8 else 1e-6
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert calls == [0, 8, 9, 10]
+    optimizer.close()
 
 
 @pytest.mark.parametrize("first", ["split", "fp32"])

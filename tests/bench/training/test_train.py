@@ -56,6 +56,7 @@ def test_rows_and_ratios(processes, tmp_path):
         == last["speedup_step_by_case"]["nearflash-host-all"]
         == 6
     )
+    assert last["disk_bytes_per_param_by_case"]["nearflash-host-split-mx8-1e-6"] == 24
     assert last["disk_roofline_fraction"] == 0.5  # the median of the steps' own fractions
     assert last["disk_roofline_fraction_in_cache"] == 0.25
     assert rows["disk"]["roofline_fraction_least"] == 0.125

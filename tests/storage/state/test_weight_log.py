@@ -9,7 +9,7 @@ from nearflash.storage import Manifest, StateArray, StateStore, aligned_buffer
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.sealed import seal, unseal
 from nearflash.storage.state.state_file import StateFile
-from nearflash.storage.state.weight_log import apply_changes, find_changes
+from nearflash.storage.state.weight_log import WHOLE_STEPS, apply_changes, find_changes
 
 PARAMS = 8192
 HALF_BYTES = 2 * PARAMS
@@ -34,25 +34,25 @@ def change(weights, words, seed=2):
 def test_changes_lead_from_weights_to_weights(words):
     before = make_weights(2 * PARAMS)
     after = change(before, words)
-    changes = find_changes(before, after, before.size)
+    changes = find_changes(before, after)
     assert changes.size % BLOCK_BYTES == 0 and changes.size <= BLOCK_BYTES * (1 + words * 4 // BLOCK_BYTES + 1)
     again = change(after, 30, seed=3)
-    both = np.concatenate([changes, find_changes(after, again, before.size)])
+    both = np.concatenate([changes, find_changes(after, again)])
     apply_changes(both, before)
     np.testing.assert_array_equal(before, again)
 
 
-def test_changes_that_do_not_pay_or_fit_are_none():
+def test_changes_that_do_not_pay_are_none():
     before = make_weights()
-    assert find_changes(before, make_weights(seed=9), 1 << 20) is None
-    assert find_changes(before, change(before, 1), BLOCK_BYTES - 1) is None
-    assert find_changes(before, change(before, 1), BLOCK_BYTES).size == BLOCK_BYTES
+    assert find_changes(before, make_weights(seed=9)) is None
+    assert find_changes(before, change(before, 2100)) is None
+    assert find_changes(before, change(before, 1)).size == BLOCK_BYTES
 
 
 @pytest.mark.parametrize("at", [0, 8, 20, 40, 200])
 def test_damaged_changes_are_refused(at):
     before = make_weights()
-    changes = find_changes(before, change(before, 300), before.size)
+    changes = find_changes(before, change(before, 300))
     changes[at] ^= 0x40
     with pytest.raises(StreamError, match="a delta must be as its header and checksums state"):
         apply_changes(changes, before)
@@ -122,6 +122,17 @@ def test_a_large_change_is_written_whole_at_once(store):
     assert step(store, weights, words=PARAMS) == [HALF_BYTES] * 3
     assert step(store, weights) == [BLOCK_BYTES] * 3
     assert_at(store, weights)
+
+
+def test_after_a_large_change_the_next_steps_look_for_none(store):
+    """Of that extent; then they look again."""
+    first, second, _ = MANIFEST.extents
+    weights = zeros()
+    assert not store.begin_whole(first)
+    step(store, weights, words=PARAMS, extents=[first])
+    step(store, weights, extents=[second])
+    assert [store.begin_whole(first) for _ in range(WHOLE_STEPS + 2)] == [True] * WHOLE_STEPS + [False] * 2
+    assert not store.begin_whole(second)
 
 
 def test_other_weights_than_those_committed_are_no_base(store):

@@ -6,6 +6,7 @@
     nearflash-host-resident  as nearflash-host, 1 GiB of state kept in memory between steps
     nearflash-host-mx8       as nearflash-host, moments in 8 bits
     nearflash-host-split-*   as nearflash-host, master split, moments in fp32, bf16 or 8 bits
+    nearflash-host-split-mx8-*  as nearflash-host-split-mx8, at the learning rate 1e-5 or 1e-6
     nearflash-host-delta     as nearflash-host-mx8, learning rate 1e-5, the device sends what changes
     nearflash-host-topk      as nearflash-host, 1 % of the gradient a step, with error feedback
     nearflash-host-all       overlap, and all of the state kept in memory between steps (2 GiB): only written
@@ -28,7 +29,7 @@ from nearflash.bench.training.measured import MeasuredRun, beside_the_disk, meas
 from nearflash.bench.training.subject import SCALARS, SIZES, batch, model
 from nearflash.training import NearStorageAdamW, TopK
 
-__all__ = ["CASES", "MAX_NORM", "RATIO", "main"]
+__all__ = ["CASES", "MAX_NORM", "RATES", "RATIO", "main"]
 
 MAX_NORM = 100.0
 """Global norm to which every case clips: the norm is computed, but these gradients lie below it, as mostly in training.
@@ -38,8 +39,9 @@ RATIO = 0.01
 """Of the gradient, with Top-K."""
 
 DELTA_BYTES = 1 << 30
-DELTA_LR = 1e-5
-"""As of RL post-training: of weights at higher rates a step changes more."""
+RATES = ("1e-5", "1e-6")
+"""Learning rates of RL post-training: of weights at higher ones a step changes more."""
+DELTA_LR = float(RATES[0])
 RESIDENT_BYTES = 1 << 30
 WHOLE_BYTES = 2 << 30
 """More than the state, and with it less memory than DeepSpeed takes."""
@@ -124,6 +126,10 @@ CASES: dict[str, Callable[[str, Path], AbstractContextManager[MeasuredRun]]] = {
     "nearflash-host-resident": _near_storage(resident_bytes=RESIDENT_BYTES),
     "nearflash-host-mx8": _near_storage(state_format="mx8"),
     **{f"nearflash-host-split-{form}": _near_storage(master="split", state_format=form) for form in StateFormat},
+    **{
+        f"nearflash-host-split-mx8-{lr}": _near_storage(master="split", state_format="mx8", lr=float(lr))
+        for lr in RATES
+    },
     "nearflash-host-delta": _near_storage(state_format="mx8", delta_bytes=DELTA_BYTES, lr=DELTA_LR),
     "nearflash-host-topk": _near_storage(compression=TopK(RATIO, warmup_steps=0)),
     "nearflash-host-all": _near_storage(overlap="backward", resident_bytes=WHOLE_BYTES),

@@ -6,6 +6,7 @@
     nearflash-host-resident  1 GiB of the state stays in memory between steps
     nearflash-host-mx8       moments in 8 bits
     nearflash-host-split-*   master split: half of it are the model's weights; moments in fp32, bf16 or 8 bits
+    nearflash-host-split-mx8-*  as split-mx8 at the learning rate 1e-5 or 1e-6, of whose weights fewer change
     nearflash-host-delta     as mx8 at learning rate 1e-5; which bf16 weights changed comes back, not all of them
     nearflash-host-topk      1 % of the gradient, error feedback
     nearflash-host-all       overlap, and all of the state stays in memory between steps (2 GiB): it is only written
@@ -39,7 +40,7 @@ from nearflash.training.preflight import Severity, StateSizes, preflight
 __all__ = ["run"]
 
 DEEPSPEED, OURS, BEST = "deepspeed-nvme", "nearflash-host", "nearflash-host-all"
-SPLITS = tuple(f"split-{form}" for form in StateFormat)
+SPLITS = (*(f"split-{form}" for form in StateFormat), "split-mx8-1e-5", "split-mx8-1e-6")
 CASES = (
     DEEPSPEED, OURS, *(f"{OURS}-{way}" for way in ("overlap", "resident", "mx8", *SPLITS, "delta", "topk", "all")),
     "torch-memory",
@@ -188,6 +189,9 @@ def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "speedup_optimizer_by_case": {case: ratio(DEEPSPEED, case) for case in ours},
         "speedup_step_by_case": {case: ratio(DEEPSPEED, case, "step_seconds") for case in ours},
         "link_bytes_per_param_by_case": {case: rows[case]["link_bytes_per_param"] for case in ours},
+        "disk_bytes_per_param_by_case": {
+            case: sum(rows[case][f"disk_{way}_bytes_per_param"] for way in ("read", "written")) for case in ours
+        },
         "optimizer_seconds_over_memory": ratio(OURS, "torch-memory"),
         "of": "medians of one run; disk_roofline_fraction is roofline_fraction of the case disk",
     }

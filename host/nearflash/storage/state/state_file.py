@@ -30,7 +30,7 @@ from nearflash.storage.state.master import join_master, split_master
 from nearflash.storage.state.metadata import decode_metadata
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
-from nearflash.storage.state.weight_log import apply_changes, find_changes
+from nearflash.storage.state.weight_log import WHOLE_STEPS, apply_changes, find_changes
 from nearflash.support.files import give_name
 from nearflash.support.tables import check_fields, check_integers
 
@@ -79,6 +79,8 @@ class StateFile:
         self._other: Superblock | None = None  # of the step before, in the other slot
         self._undone = False  # the other slot's superblock is that of a step that no longer counts
         self._written: dict[tuple[str, int], Placed] = {}
+        self._whole_steps: dict[int, int] = {}
+        """Steps that still write the weights whole, by extent."""
 
     # Life
 
@@ -254,6 +256,12 @@ class StateFile:
         self._check_length(array, extent, memory)
         return crc32c(memory) == self.version.extents[array, extent.index].crc32c
 
+    def begin_whole(self, extent: Extent) -> bool:
+        """Whether the next step need not look for what changes of the weights, as most of them changed just now."""
+        left = self._whole_steps.get(extent.index, 0)
+        self._whole_steps[extent.index] = max(left - 1, 0)
+        return left > 0
+
     def write(
         self, step: int, array: str, extent: Extent, memory: NDArray[np.uint8], before: NDArray[np.uint8] | None = None
     ) -> int:
@@ -272,8 +280,10 @@ class StateFile:
             return size_bytes
         last = None if self._version is None else self._version.extents[array, extent.index]
         if last is not None and before is not None and crc32c(before) == last.crc32c:
-            changes = find_changes(before, memory, self.layout.log_bytes(extent) - last.logged_bytes)
-            if changes is not None:
+            changes = find_changes(before, memory)
+            if changes is None:
+                self._whole_steps[extent.index] = WHOLE_STEPS
+            elif changes.size <= self.layout.log_bytes(extent) - last.logged_bytes:
                 self._file.write(self.layout.log_offset(extent) + last.logged_bytes, changes)
                 logged_bytes = last.logged_bytes + changes.size
                 self._written[array, extent.index] = Placed(last.slot, crc32c(memory), logged_bytes)

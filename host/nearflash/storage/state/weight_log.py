@@ -2,7 +2,8 @@
 
 Training reads weights from the model, so of this half only what a step changes has to be durable. Deltas follow one
 another in the extent's own room; the step's table has how many bytes of them count, so one that was not committed is
-written over by the next. Where one does not fit, or would take as much as all weights, these are written whole.
+written over by the next. Where one does not fit, or is more than half of the weights, these are written whole. After
+the latter no changes are looked for in the next steps: to find them costs what they save.
 """
 
 import numpy as np
@@ -15,18 +16,18 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.support.native import find_address
 
-__all__ = ["apply_changes", "find_changes"]
+__all__ = ["WHOLE_STEPS", "apply_changes", "find_changes"]
+
+WHOLE_STEPS = 7
+"""Steps that write an extent's weights whole after one that changed most of them."""
 
 
-def find_changes(before: NDArray[np.uint8], after: NDArray[np.uint8], room_bytes: int) -> NDArray[np.uint8] | None:
-    """Find what leads from weights to weights, aligned, in whole blocks.
-
-    None where it is longer than the room, or no shorter than the weights.
-    """
+def find_changes(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """Find what leads from weights to weights, aligned, in whole blocks. None where it is more than half of these."""
     words = after.view(np.uint16)
     part = tiles_of(before.view(np.uint16), words)
     size_bytes = _round_up(HEADER_BYTES + part.tiles.size)
-    if size_bytes > room_bytes or size_bytes >= after.size:
+    if 2 * size_bytes > after.size:
         return None
     memory = reuse_buffer(size_bytes)
     end = write_delta([part], words.size, ValueFormat.BF16, memory)

@@ -56,7 +56,7 @@ class Slot:
         self.step = -1
         """The step whose state of `extent` is in the buffers; -1: none, as they are being changed."""
         self.weights: NDArray[np.uint8] | None = None
-        """Of a split master, as the last step committed them: the next one writes what changes."""
+        """Of a split master, as the last step committed them: the next one writes what changes; None: all of them."""
 
     def holds(self, extent: Extent, step: int) -> bool:
         """Whether that extent, as it is at that step, needs no reading."""
@@ -142,14 +142,15 @@ class Transfer:
             )
 
     def keep_weights(self, slot: Slot) -> None:
-        """Copy the weights of a split master, as they were read, before they are updated in place."""
+        """Copy the weights of a split master, as they were read, before they are updated in place; where this pays."""
         weight = self._arrays[0]
         if weight.name == "weight":
             assert slot.extent is not None, "only a slot that was read has weights"
-            if slot.weights is None:
-                slot.weights = reuse_buffer(weight.extent_bytes(self._store.manifest.extents[0]))
-            memory = slot.memory(weight, slot.extent)
-            slot.weights[: memory.size] = memory
+            slot.weights = None
+            if not self._store.begin_whole(slot.extent):
+                memory = slot.memory(weight, slot.extent)
+                slot.weights = reuse_buffer(memory.size)
+                slot.weights[:] = memory
 
     def write(self, slot: Slot) -> None:
         """Write a slot's arrays to the spare slot on flash, parameters first. Raises StorageFullError, StateError.
@@ -159,7 +160,7 @@ class Transfer:
         assert slot.extent is not None, "only a slot that was read is written"
         for array in (*self._arrays, *self._host_arrays):
             memory = slot.memory(array, slot.extent)
-            before = None if slot.weights is None or array.name != "weight" else slot.weights[: memory.size]
+            before = slot.weights if array.name == "weight" else None
             written_bytes = self._store.write(array.name, slot.extent, memory, before)
             # What lies in the host's memory crosses the link on its way to the device's flash.
             crosses = memory.size if array in self._host_arrays else 0
