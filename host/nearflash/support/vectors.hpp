@@ -60,8 +60,8 @@ inline F32 number_of(I32 bits) { return (F32)bits; }
 inline F32 with_one_nan(F32 x) { return x == x ? x : number_of(splat(NAN_BITS)); }
 
 // fma: a·b + c, rounded once. fp16_values: exact; fp16_patterns: rounded to nearest even. widen: bytes or words as
-// integers; words_of, bytes_of: their lower bits; any: whether a comparison holds somewhere. (Of plain C++ GCC makes code
-// that goes lane by lane.)
+// integers; words_of, bytes_of: their lower bits; any_below: whether a lane is less. (Of plain C++ GCC makes code that goes lane
+// by lane.)
 #if defined(NEARFLASH_AVX512)
 inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 inline F32 square_root(F32 values) { return _mm512_sqrt_ps(values); }
@@ -71,7 +71,7 @@ inline I32 widen(U8 bytes) { return (I32)_mm512_cvtepu8_epi32((__m128i)bytes); }
 inline I32 widen(U16 words) { return (I32)_mm512_cvtepu16_epi32((__m256i)words); }
 inline U16 words_of(I32 x) { return (U16)_mm512_cvtepi32_epi16((__m512i)x); }
 inline U8 bytes_of(I32 x) { return (U8)_mm512_cvtepi32_epi8((__m512i)x); }
-inline bool any(I32 mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
+inline bool any_below(I32 x, int32_t bound) { return _mm512_cmplt_epi32_mask((__m512i)x, _mm512_set1_epi32(bound)); }
 #elif defined(NEARFLASH_AVX2)
 inline F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
 inline F32 square_root(F32 values) { return _mm256_sqrt_ps(values); }
@@ -87,7 +87,10 @@ inline U8 bytes_of(I32 x) {
     const __m128i words = (__m128i)words_of(x & 0xFF);
     return (U8)_mm_cvtsi128_si64(_mm_packus_epi16(words, words));
 }
-inline bool any(I32 mask) { return !_mm256_testz_si256((__m256i)mask, (__m256i)mask); }
+inline bool any_below(I32 x, int32_t bound) {
+    const __m256i mask = (__m256i)(x < bound);
+    return !_mm256_testz_si256(mask, mask);
+}
 #else
 inline F32 fma(F32 a, F32 b, F32 c) {
     for (int lane = 0; lane < LANES; lane++) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
@@ -103,9 +106,9 @@ inline I32 widen(U16 words) { return __builtin_convertvector(words, I32); }
 inline I32 widen(U8 bytes) { return widen(__builtin_convertvector(bytes, U16)); }
 inline U16 words_of(I32 x) { return __builtin_convertvector(x, U16); }
 inline U8 bytes_of(I32 x) { return __builtin_convertvector(words_of(x), U8); }
-inline bool any(I32 mask) {
+inline bool any_below(I32 x, int32_t bound) {
     int32_t found = 0;
-    for (int lane = 0; lane < LANES; lane++) found |= mask[lane];
+    for (int lane = 0; lane < LANES; lane++) found |= x[lane] < bound;
     return found;
 }
 #endif

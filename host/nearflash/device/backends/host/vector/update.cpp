@@ -242,6 +242,7 @@ constexpr int TILE_PARAMS = 8192;  // that share a key of the dither
 constexpr int PART_PARAMS = 1024;  // that are fp32 at once: in the first cache
 constexpr int DITHER_BITS = 16, DITHER_MASK = 0xFFFF;
 constexpr int FRACTION_BITS = 23, FIELD_MASK = 0xFF, MANTISSA_BITS = 3;
+constexpr int CUT_BITS = FRACTION_BITS - MANTISSA_BITS - DITHER_BITS;  // below the dither, in a significand
 
 // One byte of a block: [sign,] exponent field, mantissa (nearflash.abi.optimizers.state.BlockElement).
 struct Element {
@@ -256,12 +257,14 @@ inline I32 larger(I32 x, I32 y) { return x > y ? x : y; }
 inline I32 smaller(I32 x, I32 y) { return x < y ? x : y; }
 
 // The first half against the second, until one is left: lane by lane it took a sixth of the encoder's time.
-inline int32_t largest_of(I32 x) {
-    for (int half = LANES / 2; half; half /= 2) {
-        const I32 places = (lane_numbers() + half) & (LANES - 1);
-        x = larger(x, __builtin_shuffle(x, places));
+template <int lanes> inline int32_t largest_of(Vector<int32_t, lanes> x) {
+    if constexpr (lanes == 1)
+        return x[0];
+    else {
+        using Half = Vector<int32_t, lanes / 2>;
+        const Half low = load<Half>(&x), high = load<Half>((const int32_t *)&x + lanes / 2);
+        return largest_of<lanes / 2>(low > high ? low : high);
     }
-    return x[0];
 }
 
 // 2^(field - 127); infinity for 255.
@@ -269,10 +272,12 @@ inline F32 power_of(I32 field) { return number_of(field << FRACTION_BITS); }
 
 template <Role role> inline F32 decode_codes(I32 codes, int32_t scale) {
     constexpr Element element = MX8[role];
-    const I32 magnitude = element.is_signed ? codes & 0x7F : codes, field = magnitude >> MANTISSA_BITS;
-    const I32 significand = (magnitude & 7) + (field > 0 ? splat(8) : splat(0));
-    F32 value = __builtin_convertvector(significand, F32);
-    value *= power_of(larger(field, splat(1)) - MANTISSA_BITS - element.top + 127);
+    const I32 magnitude = element.is_signed ? codes & 0x7F : codes;
+    // Field and mantissa are those of an fp32 number; of field 0 they are taken as of 1, and the hidden bit away again.
+    const I32 is_small = magnitude < 1 << MANTISSA_BITS, hidden = is_small & 1 << FRACTION_BITS;
+    const int32_t bias = (127 - element.top) << FRACTION_BITS;
+    F32 value = number_of((magnitude << (FRACTION_BITS - MANTISSA_BITS)) + bias + hidden);
+    value -= number_of(is_small & (bias + (1 << FRACTION_BITS)));
     if (element.is_signed) value = number_of(bits_of(value) | (codes & 0x80) << 24);
     value *= power_of(splat(std::max(scale, element.least_scale())));
     return codes == element.not_a_number ? number_of(splat(NAN_BITS)) : value;
@@ -283,13 +288,22 @@ template <Role role> void decode_blocks(int64_t params, const uint8_t *codes, co
         store(out + i, decode_codes<role>(widen(load<U8>(codes + i)), scales[i / BLOCK_PARAMS]));
 }
 
-// What is added to the parameters from this one on before they are cut off, in a tile of this key.
-inline I32 dither(int64_t param, uint32_t key) {
-    I32 place = lane_numbers() + int32_t(param % TILE_PARAMS);
+template <class T> inline T pattern_of(T place) {
     place ^= place << 6 & DITHER_MASK;
     place ^= place >> 5;
-    place ^= place << 9 & DITHER_MASK;
-    return (place + int32_t(key)) & DITHER_MASK;
+    return place ^ (place << 9 & DITHER_MASK);
+}
+
+// What is added to the parameters from this one on before they are cut off, in a tile of this key.
+inline I32 dither(int64_t param, uint32_t key) {
+    return (pattern_of(lane_numbers() + int32_t(param % TILE_PARAMS)) + int32_t(key)) & DITHER_MASK;
+}
+
+// The same, CUT_BITS to the left, at a place of the block whose first parameter has this pattern. The pattern is linear
+// over GF(2): those of a block's places stay, so that a vector takes three operations.
+inline I32 raised_dither(int place, int32_t block_pattern, uint32_t key) {
+    const I32 pattern = pattern_of(lane_numbers() + place) << CUT_BITS ^ block_pattern << CUT_BITS;
+    return (pattern + int32_t(key << CUT_BITS)) & DITHER_MASK << CUT_BITS;
 }
 
 uint32_t mix(uint32_t word) {
@@ -305,41 +319,62 @@ uint32_t dither_key(uint32_t step, Role role, int64_t param) {
     return mix(mix(2 * step + role) + uint32_t(param / TILE_PARAMS)) >> (32 - DITHER_BITS);
 }
 
-template <Role role> inline I32 encode_values(I32 bits, int32_t scale, I32 dither) {
+// Codes of finite numbers that are normal in the element's format: exponent and mantissa are rounded as they stand.
+template <Role role> inline I32 encode_normal(I32 bits, int32_t scale, I32 raised_dither) {
+    constexpr Element element = MX8[role];
+    const I32 offset = (bits & MAGNITUDE_BITS) - ((scale - element.top) << FRACTION_BITS);
+    const I32 code = (offset + raised_dither) >> (CUT_BITS + DITHER_BITS);
+    return element.is_signed ? code | (bits >> 24 & 0x80) : code;
+}
+
+template <Role role> inline I32 encode_any(I32 bits, int32_t scale, I32 raised_dither) {
     constexpr Element element = MX8[role];
     const I32 one = splat(1), zero = splat(0), field = bits >> FRACTION_BITS & FIELD_MASK;
-    // Mostly all are normal in the element's format: then exponent and mantissa are rounded as they stand in fp32.
-    const I32 offset = (bits & MAGNITUDE_BITS) - ((scale - element.top) << FRACTION_BITS);
-    if (!any(offset < 1 << FRACTION_BITS)) {
-        I32 code = ((offset >> (FRACTION_BITS - MANTISSA_BITS - DITHER_BITS)) + dither) >> DITHER_BITS;
-        if (element.is_signed) code |= bits >> 31 & 0x80;
-        return field == FIELD_MASK ? splat(element.not_a_number) : code;
-    }
     // The element's exponent field, before it is known whether there is one so small.
     const I32 exponent = larger(field, one) - scale + element.top;
     const I32 significand = (bits & 0x7FFFFF) | (field > 0 ? splat(0x800000) : zero);
-    const I32 cut = smaller(FRACTION_BITS - MANTISSA_BITS - DITHER_BITS + larger(1 - exponent, zero), splat(31));
-    const I32 kept = ((significand >> cut) + dither) >> DITHER_BITS;
+    const I32 cut = smaller(CUT_BITS + larger(1 - exponent, zero), splat(31));
+    const I32 kept = ((significand >> cut) + (raised_dither >> CUT_BITS)) >> DITHER_BITS;
     I32 code = ((larger(exponent, one) - 1) << MANTISSA_BITS) + kept;
     if (element.keeps_small) code = larger(code, significand > 0 ? one : zero);
     if (element.is_signed) code |= (code > 0) & (bits < 0) & 0x80;
     return field == FIELD_MASK ? splat(element.not_a_number) : code;
 }
 
+// The largest exponent field of a block's finite numbers.
+inline int32_t largest_field(const I32 *bits) {
+    I32 most = splat(0);
+    for (int i = 0; i < BLOCK_PARAMS / LANES; i++) {
+        const I32 field = bits[i] >> FRACTION_BITS & FIELD_MASK;
+        most = larger(most, field == FIELD_MASK ? splat(0) : field);
+    }
+    return largest_of<LANES>(most);
+}
+
+// first_param: a multiple of BLOCK_PARAMS.
 template <Role role>
 void encode_blocks(int64_t params, const float *values, int64_t first_param, uint32_t key, uint8_t *codes,
                    uint8_t *scales) {
+    constexpr Element element = MX8[role];
+    constexpr int vectors = BLOCK_PARAMS / LANES;
     for (int64_t first = 0; first < params; first += BLOCK_PARAMS) {
-        I32 most = splat(MX8[role].least_scale());
-        for (int i = 0; i < BLOCK_PARAMS; i += LANES) {
-            const I32 field = bits_of(load<F32>(values + first + i)) >> FRACTION_BITS & FIELD_MASK;
-            most = larger(most, field == FIELD_MASK ? splat(0) : field);
+        I32 bits[vectors], most = splat(0), least = splat(MAGNITUDE_BITS);
+        for (int i = 0; i < vectors; i++) {
+            bits[i] = load<I32>(values + first + i * LANES);
+            most = larger(most, bits[i] & MAGNITUDE_BITS), least = smaller(least, bits[i] & MAGNITUDE_BITS);
         }
-        const int32_t scale = largest_of(most);
+        const int32_t largest = largest_of<LANES>(most);
+        const bool is_finite = largest < INFINITY_BITS;
+        const int32_t field = is_finite ? largest >> FRACTION_BITS : largest_field(bits);
+        const int32_t scale = std::max(field, element.least_scale());
         scales[first / BLOCK_PARAMS] = uint8_t(scale);
-        for (int64_t i = first; i < first + BLOCK_PARAMS; i += LANES) {
-            const I32 code = encode_values<role>(bits_of(load<F32>(values + i)), scale, dither(first_param + i, key));
-            store(codes + i, bytes_of(code));
+        const bool is_normal = is_finite && !any_below(least, (scale - element.top + 1) << FRACTION_BITS);
+        const int32_t pattern = pattern_of(int32_t(uint64_t(first_param + first) % TILE_PARAMS));
+        for (int i = 0; i < vectors; i++) {
+            const I32 added = raised_dither(i * LANES, pattern, key);
+            const I32 code = is_normal ? encode_normal<role>(bits[i], scale, added)
+                                       : encode_any<role>(bits[i], scale, added);
+            store(codes + first + i * LANES, bytes_of(code));
         }
     }
 }
