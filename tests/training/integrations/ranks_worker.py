@@ -230,6 +230,26 @@ def released():
         return found | {"steps": optimizer.steps}
 
 
+def restored():
+    """Back to a snapshot, and the same steps again; a folder without one changes nothing."""
+    model = DistributedDataParallel(net(70))
+    with open_it(model.parameters(), "restored") as optimizer:
+        values = []
+        for number in (0, 1, 2, None, 1, 2):
+            if number is None:
+                missing = message(lambda: optimizer.restore(f"{folder}/no-snapshot") and None)
+                steps = optimizer.steps, optimizer.restore(f"{folder}/snapshot")
+                continue
+            optimizer.zero_grad()
+            model(batch(number)).square().mean().backward()
+            optimizer.step()
+            values.append([p.detach().clone() for p in model.parameters()])
+            if len(values) == 1:
+                optimizer.snapshot(f"{folder}/snapshot")
+        same = all(torch.equal(a, b) for i in (1, 2) for a, b in zip(values[i], values[i + 2], strict=True))
+        return missing, steps, same, optimizer.steps
+
+
 def disagree():
     """Ranks of other models, of steps that are two apart, one whose file is gone, and one that does not come."""
     found = {"layout": message(lambda: open_it(net(70 + rank).parameters(), "layout"))}
@@ -290,6 +310,7 @@ if __name__ == "__main__":
         overflow,
         files,
         released,
+        restored,
         disagree,
         checkpoint,
     )

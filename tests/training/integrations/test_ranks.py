@@ -136,6 +136,11 @@ def test_all_ranks_are_released_and_acquired_or_none(two_ranks):
         assert "must be released for acquire" in found["acquired"] and found["same"] and found["steps"] == 3
 
 
+def test_ranks_go_back_to_a_snapshot(two_ranks):
+    for missing, steps, same, last in two_ranks["restored"]:
+        assert missing.startswith("StateError: ") and steps == [3, 1] and same and last == 3
+
+
 def test_ranks_that_disagree_or_do_not_come_are_named_on_every_rank(two_ranks):
     for rank, found in enumerate(two_ranks["disagree"]):
         assert "parameters must be the same on every rank" in found["layout"] and not found["left"]

@@ -198,6 +198,27 @@ class CollectiveOptimizer(torch.optim.Optimizer):
         self._ranks.together(self.local.accept_parameters, "accepting parameters", undo=lambda _: self.close())
         self._follow(self._tensors)
 
+    def snapshot(self, folder: str | Path, *, replacing: bool = False) -> list[Path]:
+        """Files of the last committed step in `folder`/rank<r>, on all ranks together; returns this rank's.
+
+        Raises as OptimizerStore.snapshot.
+        """
+        own = Path(folder) / f"rank{self._ranks.rank}"
+        return self._ranks.together(lambda: self.store.snapshot(own, replacing=replacing), "saving")
+
+    @torch.no_grad()
+    def restore(self, folder: str | Path) -> int:
+        """Be at the step of a `snapshot` of as many ranks; returns the step. See NearStorageOptimizer.restore.
+
+        Where it fails on some ranks only, the optimizer is closed.
+        """
+        self._check()
+        own = Path(folder) / f"rank{self._ranks.rank}"
+        self._ranks.together(lambda: self.local.restore(own), "restoring", undo=lambda _: self.close())
+        self._align()
+        self._follow(self._tensors)
+        return self.steps
+
     def release(self, *, parameters: bool = False, unlock: bool = False) -> None:
         """See NearStorageOptimizer.release: on all ranks together; the parameters stay in memory, as ranks share them.
 
