@@ -8,6 +8,7 @@ import torch
 
 from nearflash.abi.errors import NonFiniteError, StateError
 from nearflash.training import LossScale
+from nearflash.training.step.parameters import FlatParameters
 from nearflash.training.step.speculation import LONGEST_PAUSE
 
 SIZES = (3000, 10, 2048, 1500, 1, 900)
@@ -154,6 +155,32 @@ def test_updates_run_before_the_step(open_optimizer):
     assert optimizer.steps == 1 and not any(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
     assert optimizer.report.traffic.flash_written_bytes == 12 * optimizer.store.manifest.params, "once"
     assert all(t.grad is not None for t in tensors), "gradients stay"
+
+
+def test_gradients_that_are_taken_away_while_others_look_at_them(open_optimizer, monkeypatch):
+    """Only the thread of backward reads `p.grad`: torch crashes where one thread reads it and another sets it to None.
+
+    So what the hook was given counts, before the worker has looked at it, and before it is gathered.
+    """
+    tensor, gates, gathered = torch.nn.Parameter(torch.ones(1024)), [threading.Event() for _ in range(3)], []
+    optimizer, put = open_optimizer([tensor], overlap="backward"), FlatParameters.put_gradients
+
+    def put_late(flat, start, stop, scalar, out, *given):
+        gates[1].set()
+        gates[2].wait(30)
+        put(flat, start, stop, scalar, out, *given)
+        gathered.append(float(out[0]))
+
+    monkeypatch.setattr(FlatParameters, "put_gradients", put_late)
+    optimizer._worker.later(gates[0].wait)
+    (3 * tensor).sum().backward()
+    tensor.grad = torch.full((1024,), 5.0)
+    gates[0].set()
+    assert gates[1].wait(30)
+    tensor.grad.data = torch.full((1024,), 7.0)
+    gates[2].set()
+    optimizer.step()
+    assert gathered == [3.0, 7.0] and optimizer.report.mispredictions == optimizer.steps == 1
 
 
 def test_discarded_updates_are_not_counted_as_parameters(open_optimizer):

@@ -10,7 +10,7 @@ from nearflash.support.timeline import Timeline
 from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.muon import MuonStep, Orthogonalizer
-from nearflash.training.step.parameters import FlatParameters
+from nearflash.training.step.parameters import FlatParameters, Gradients
 from nearflash.training.step.plan import ParameterRun, StepPlan
 from nearflash.training.step.transfer import Slot, Transfer
 
@@ -32,16 +32,17 @@ class ExtentUpdate:
         step: int,
         gathered: GradientFingerprints | None,
         orthogonalizer: Orthogonalizer,
+        given: Gradients,
         *,
         compare: bool = False,
     ) -> None:
         """gathered: takes the fingerprints of the gradients that are gathered. orthogonalizer: of this step.
 
-        compare: find what changes, too.
+        given: gradients, by tensor, in the place of what the tensors have. compare: find what changes, too.
         """
         self._flat, self._plan, self._timeline = flat, plan, timeline
         self._compressor, self._step, self._gathered = compressor, step, gathered
-        self._orthogonalizer, self._compare = orthogonalizer, compare
+        self._orthogonalizer, self._given, self._compare = orthogonalizer, given, compare
 
     def __call__(self, transfer: Transfer, slot: Slot) -> None:
         """Raises DeviceError, WaitTimeoutError, NonFiniteError."""
@@ -51,14 +52,14 @@ class ExtentUpdate:
         for run in runs:
             params = run.stop - run.start
             may = self._compressor is None and transfer.takes_bf16 and not isinstance(run.rule, MuonStep)
-            bf16 = may and self._flat.has_bf16_gradients(run.start, run.stop)
+            bf16 = may and self._flat.has_bf16_gradients(run.start, run.stop, self._given)
             gradients, stream = transfer.gradients(params), None
             with span("gather gradients", params=params):
                 if bf16:
                     words = transfer.bf16_gradients(params)
-                    self._flat.put_bf16_gradients(run.start, run.stop, words, self._gathered)
+                    self._flat.put_bf16_gradients(run.start, run.stop, words, self._gathered, self._given)
                 else:
-                    self._flat.put_gradients(run.start, run.stop, run.scalar, gradients, self._gathered)
+                    self._flat.put_gradients(run.start, run.stop, run.scalar, gradients, self._gathered, self._given)
             if isinstance(run.rule, MuonStep):
                 self._update_matrices(transfer, slot, run, run.rule)
                 continue

@@ -28,7 +28,7 @@ from nearflash.device.backends.host.vector.lane import VectorLane
 from nearflash.device.backends.host.vector.state import VectorState
 from nearflash.storage import Extent, StateStore
 from nearflash.storage.io.reuse import reuse_buffer
-from nearflash.training.step.parameters import FlatParameters
+from nearflash.training.step.parameters import FlatParameters, Gradients
 from nearflash.training.step.traffic import Traffic
 
 __all__ = ["ADJUSTMENTS", "COEFFICIENTS", "MuonStep", "Orthogonalizer", "orthogonalize"]
@@ -109,8 +109,9 @@ def orthogonalize(matrix: torch.Tensor, rule: MuonStep) -> torch.Tensor:
 class Orthogonalizer:
     """The orthogonalised updates of one step's matrices, for the threads of its devices."""
 
-    def __init__(self, flat: FlatParameters, store: StateStore, traffic: Traffic) -> None:
-        self._flat, self._store, self._traffic = flat, store, traffic
+    def __init__(self, flat: FlatParameters, store: StateStore, traffic: Traffic, given: Gradients) -> None:
+        """given: gradients, by tensor, in the place of what the tensors have."""
+        self._flat, self._store, self._traffic, self._given = flat, store, traffic, given
         self._lock = threading.Lock()
         self._updates: dict[int, tuple[torch.Tensor, int]] = {}
         """Of matrices in flight: u, (n,), and how many elements were not taken yet."""
@@ -138,7 +139,7 @@ class Orthogonalizer:
                 "with use_muon=False"
             )
         gradient = np.empty(entry.stop - entry.start, np.float32)
-        self._flat.put_gradients(entry.start, entry.stop, scalar, gradient)
+        self._flat.put_gradients(entry.start, entry.stop, scalar, gradient, given=self._given)
         direction = torch.from_numpy(gradient)
         if rule.momentum:
             moment = self._read_moment(entry.start, entry.stop, rule)

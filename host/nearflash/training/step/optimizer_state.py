@@ -37,7 +37,7 @@ from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.extent_update import ExtentUpdate
 from nearflash.training.step.fingerprint import GradientFingerprints
 from nearflash.training.step.muon import Orthogonalizer
-from nearflash.training.step.parameters import FlatParameters
+from nearflash.training.step.parameters import FlatParameters, Gradients
 from nearflash.training.step.plan import StepPlan
 from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Schedule, Step
@@ -136,12 +136,18 @@ class OptimizerState:
         wanted = set(self.flat.extents_of(tensors))
         return [extent for extent in self._schedule.order() if extent in wanted]
 
-    def updater(self, plan: StepPlan, gathered: GradientFingerprints | None = None) -> ExtentUpdate:
-        """The update stage of the next step. gathered: takes the fingerprints of the gradients that are gathered."""
-        orthogonalizer = Orthogonalizer(self.flat, self.store, self._report.traffic)
+    def updater(
+        self, plan: StepPlan, gathered: GradientFingerprints | None = None, given: Gradients | None = None
+    ) -> ExtentUpdate:
+        """The update stage of the next step. gathered: takes the fingerprints of the gradients that are gathered.
+
+        given: gradients, by tensor, that are read in the place of what the tensors have.
+        """
+        given = {} if given is None else given
+        orthogonalizer = Orthogonalizer(self.flat, self.store, self._report.traffic, given)
         step, timeline = self.store.steps + 1, self._report.timeline
         return ExtentUpdate(
-            self.flat, plan, timeline, self._compressor, step, gathered, orthogonalizer,
+            self.flat, plan, timeline, self._compressor, step, gathered, orthogonalizer, given,
             compare=self._settings.delta_bytes > 0,
         )  # fmt: skip
 

@@ -3,10 +3,11 @@
 import itertools
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from nearflash.training.step.members import Member, layout_of
 from nearflash.training.step.requirements import check_parameter
 from nearflash.training.step.streamed import find_values, is_streamed
 
-__all__ = ["COPY_OF", "FlatParameters", "TensorPiece", "dtype_name"]
+__all__ = ["COPY_OF", "FlatParameters", "Gradients", "TensorPiece", "dtype_name"]
 
 COPY_OF = {torch.float32: CopyFormat.NONE, torch.float16: CopyFormat.FP16, torch.bfloat16: CopyFormat.BF16}
 """What the device makes for tensors of a dtype: their low-precision copy, or nothing beside fp32."""
@@ -42,6 +43,9 @@ _WORDS = {
 }
 """A dtype's words, for torch and for NumPy, and their format in a delta."""
 _NOTHING = torch.empty(0)
+Gradients: TypeAlias = Mapping[int, torch.Tensor]
+"""By tensor."""
+_NONE_GIVEN: Gradients = MappingProxyType({})
 _DTYPE_OF = {copy: dtype for dtype, copy in COPY_OF.items()}
 
 
@@ -178,14 +182,16 @@ class FlatParameters:
         scalar: float,
         out: NDArray[np.float32],
         gathered: GradientFingerprints | None = None,
+        given: Gradients = _NONE_GIVEN,
     ) -> None:
         """Write the gradients of [start, stop), rounded to fp32, times the fp32 scalar, into `out`; padding is zero.
 
-        gathered: takes their fingerprints, before the multiplication.
+        gathered: takes their fingerprints, before the multiplication. given: gradients, by tensor, in the place of what
+        the tensors have: no other thread may set these meanwhile.
         """
         target = torch.from_numpy(out)
         for piece, at in self._places(start, stop, out):
-            part, into = self._gradient_part(piece), target[at:][: piece.length]
+            part, into = self._gradient_part(piece, given), target[at:][: piece.length]
             if part.dtype is torch.bfloat16 and is_plain(part):
                 widen_bf16(part.data_ptr(), out[at : at + piece.length])
             else:
@@ -207,26 +213,34 @@ class FlatParameters:
         for first in range(0, given.numel(), size):
             yield self._gradient_part(TensorPiece(tensor, first, min(size, given.numel() - first), 0))
 
-    def _gradient_part(self, piece: TensorPiece) -> torch.Tensor:
+    def _gradient_part(self, piece: TensorPiece, given: Gradients = _NONE_GIVEN) -> torch.Tensor:
         tensor = self.tensors[piece.tensor]
         if self.scratch is not None and self.scratch.holds(tensor):
             return self.scratch.read(tensor, piece.first, piece.length)
-        gradient = tensor.grad  # read once: the script may take it away meanwhile
+        gradient = self._find_gradient(piece.tensor, given)
         assert gradient is not None, "runs hold tensors with gradients only"
         return gradient.reshape(-1)[piece.first : piece.first + piece.length]
 
-    def has_bf16_gradients(self, start: int, stop: int) -> bool:
-        """Whether all gradients of [start, stop) are bf16, and so could go to a device as they are."""
-        tensors = [self.tensors[index] for index in self.tensors_in(start, stop)]
-        return all(tensor.grad is not None and tensor.grad.dtype is torch.bfloat16 for tensor in tensors)
+    def _find_gradient(self, tensor: int, given: Gradients) -> torch.Tensor | None:
+        return given[tensor] if tensor in given else self.tensors[tensor].grad
+
+    def has_bf16_gradients(self, start: int, stop: int, given: Gradients) -> bool:
+        """Whether all gradients of [start, stop) are bf16, and so could go to a device as they are. given: as above."""
+        gradients = [self._find_gradient(index, given) for index in self.tensors_in(start, stop)]
+        return all(gradient is not None and gradient.dtype is torch.bfloat16 for gradient in gradients)
 
     def put_bf16_gradients(
-        self, start: int, stop: int, out: NDArray[np.uint16], gathered: GradientFingerprints | None = None
+        self,
+        start: int,
+        stop: int,
+        out: NDArray[np.uint16],
+        gathered: GradientFingerprints | None,
+        given: Gradients,
     ) -> None:
-        """Write the bf16 gradients of [start, stop) into `out`, as they are; padding is zero. gathered: as above."""
+        """Write the bf16 gradients of [start, stop) into `out`, as they are; padding is zero. Others: as above."""
         target = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
         for piece, at in self._places(start, stop, out):
-            part, into = self._gradient_part(piece), target[at:][: piece.length]
+            part, into = self._gradient_part(piece, given), target[at:][: piece.length]
             if is_plain(part):
                 copy_all([(into.data_ptr(), part.data_ptr(), part.nbytes)])
             else:

@@ -38,11 +38,15 @@ class SpeculativeStep:
         self.step, self.plan = step, plan
         self.seen: dict[int, tuple[torch.Tensor, int]] = {}
         """Gradients, by tensor, and the version that torch counts of each."""
+        self.gradients: dict[int, torch.Tensor] = {}
+        """The same, for threads to read while the training script may take them away or give them other data: torch
+        ends in a segmentation fault where one thread reads `p.grad` and another sets it to None."""
         self.gathered = GradientFingerprints()
 
     def record(self, tensor: int, gradient: torch.Tensor) -> None:
         """Note a gradient as it is now."""
         self.seen[tensor] = gradient, version_of(gradient)
+        self.gradients[tensor] = gradient.detach()
 
     def validate(self, flat: FlatParameters, plan: StepPlan) -> bool:
         """Whether all extents that were offered are updated as `plan` demands, with today's gradients.
@@ -90,10 +94,10 @@ class Speculator:
         me = weakref.ref(self)
 
         def hook(index: int) -> Callable[[torch.Tensor], None]:
-            def arrive(_: torch.Tensor) -> None:
+            def arrive(given: torch.Tensor) -> None:
                 if (speculator := me()) is not None:
-                    final = not speculator._accumulating
-                    speculator._worker.later(lambda: speculator._on_gradient(index, final=final))
+                    final, gradient = not speculator._accumulating, given.grad
+                    speculator._worker.later(lambda: speculator._on_gradient(index, gradient, final=final))
 
             return arrive
 
@@ -144,7 +148,7 @@ class Speculator:
         for hook in self._hooks.values():
             hook.remove()
 
-    def _on_gradient(self, tensor: int, *, final: bool) -> None:
+    def _on_gradient(self, tensor: int, gradient: torch.Tensor | None, *, final: bool) -> None:
         if tensor in self._arrived:
             self._ignoring = True
             if self._speculative is not None:
@@ -155,7 +159,7 @@ class Speculator:
         if self._speculative is None and not self._start():
             self._ignoring = True
             return
-        self._offer(tensor)
+        self._offer(tensor, gradient)
 
     def _start(self) -> bool:
         try:
@@ -168,10 +172,9 @@ class Speculator:
         self._missing = Counter(extent.index for extents in self._extents.values() for extent in extents)
         return self._speculative is not None
 
-    def _offer(self, tensor: int) -> None:
+    def _offer(self, tensor: int, gradient: torch.Tensor | None) -> None:
         assert self._speculative is not None, "it was begun"
-        gradient = self._flat.tensors[tensor].grad
-        if gradient is None or not is_readable(gradient):  # taken away since it came, or what `step` will refuse
+        if gradient is None or not is_readable(gradient):  # taken away by another hook, or what `step` will refuse
             return
         self._speculative.record(tensor, gradient)
         for extent in self._extents.get(tensor, ()):

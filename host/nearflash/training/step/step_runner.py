@@ -359,5 +359,5 @@ class StepRunner:
             if gradient is not None:
                 speculative.record(tensor, gradient)
         flat.prepare(active)
-        speculative.step.release(self._state.updater(plan, speculative.gathered))
+        speculative.step.release(self._state.updater(plan, speculative.gathered, speculative.gradients))
         return speculative
