@@ -128,11 +128,11 @@ def test_after_a_large_change_the_next_steps_look_for_none(store):
     """Of that extent; then they look again."""
     first, second, _ = MANIFEST.extents
     weights = zeros()
-    assert not store.begin_whole(first)
+    assert not store.begin_uncompared(first)
     step(store, weights, words=PARAMS, extents=[first])
     step(store, weights, extents=[second])
-    assert [store.begin_whole(first) for _ in range(WHOLE_STEPS + 2)] == [True] * WHOLE_STEPS + [False] * 2
-    assert not store.begin_whole(second)
+    assert [store.begin_uncompared(first) for _ in range(WHOLE_STEPS + 2)] == [True] * WHOLE_STEPS + [False] * 2
+    assert not store.begin_uncompared(second)
 
 
 def test_other_weights_than_those_committed_are_no_base(store):

@@ -256,7 +256,7 @@ class StateFile:
         self._check_length(array, extent, memory)
         return crc32c(memory) == self.version.extents[array, extent.index].crc32c
 
-    def begin_whole(self, extent: Extent) -> bool:
+    def begin_uncompared(self, extent: Extent) -> bool:
         """Whether the next step need not look for what changes of the weights, as most of them changed just now."""
         left = self._whole_steps.get(extent.index, 0)
         self._whole_steps[extent.index] = max(left - 1, 0)

@@ -267,9 +267,9 @@ class StateStore:
         """Read everything that is committed; one message for each damaged extent."""
         return [message for messages in self.each(StateFile.verify) for message in messages]
 
-    def begin_whole(self, extent: Extent) -> bool:
+    def begin_uncompared(self, extent: Extent) -> bool:
         """Whether a step that begins may give `write` no `before`: it would not pay, by what the last ones changed."""
-        return self._files[self.device_of(extent)].begin_whole(extent)
+        return self._files[self.device_of(extent)].begin_uncompared(extent)
 
     def write(
         self, array: str, extent: Extent, memory: NDArray[np.uint8], before: NDArray[np.uint8] | None = None

@@ -147,7 +147,7 @@ class Transfer:
         if weight.name == "weight":
             assert slot.extent is not None, "only a slot that was read has weights"
             slot.weights = None
-            if not self._store.begin_whole(slot.extent):
+            if not self._store.begin_uncompared(slot.extent):
                 memory = slot.memory(weight, slot.extent)
                 slot.weights = reuse_buffer(memory.size)
                 slot.weights[:] = memory
