@@ -153,7 +153,7 @@ def test_what_is_not_stored_in_16_bits_is_not_taken_for_it(tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path / "wide")
     for name in (str(tmp_path / "wide"), "smollm2"):
         assert main(["compress", name, "--lossless", "-o", str(tmp_path / "small")]) == 2
-        assert "model must be a folder of safetensors in 16 bits, without an adapter" in capsys.readouterr().err
+        assert "model must be a folder of safetensors in 16 bits or fp8, without an adapter" in capsys.readouterr().err
     assert not (tmp_path / "small").exists()
 
 

@@ -52,7 +52,7 @@ def compress(subparsers: Any) -> None:
     add("--method", choices=_METHODS,
         help=f"Prune by Wanda, SparseGPT or magnitude, or not (default: {_METHODS[0]}).")  # fmt: skip
     add("--lossless", action="store_true",
-        help="Take every weight as it is stored, in 16 bits, to the bit: no option of those above and below but "
+        help="Take every weight as it is stored, in 16 bits or fp8, to the bit: no option of those above and below but "
         "--texts changes that.")  # fmt: skip
     add("--sparsity", type=float, default=0.5, metavar="F",
         help="Prune this share of each row (default: %(default)s).")  # fmt: skip
@@ -135,15 +135,20 @@ def _open_stored(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]] | 
 
     if arguments.format != "coded" or arguments.method != "none":
         return None
-    folder = None if arguments.model == SMOLLM2 else open_folder(arguments.model, adapters=True)
+    folder = None
+    if arguments.model != SMOLLM2:
+        folder = open_folder(arguments.model, adapters=True, quantized=arguments.lossless)
     stored = None
     if folder and not folder.has_adapter and any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
         stored = folder, open_checkpoint(folder.path)
-    if arguments.lossless and (stored is None or find_dtype(stored[1]) not in (DTYPES["fp16"], DTYPES["bf16"])):
+    narrow = stored and (find_dtype(stored[1]) in (DTYPES["fp16"], DTYPES["bf16"]) or _has_fp8(stored[1]))
+    if arguments.lossless and not narrow:
         raise CommandError(
-            f"model must be a folder of safetensors in 16 bits, without an adapter, to be taken as it is stored, not "
-            f"{arguments.model!r}: --method none merges and rounds it"
+            f"model must be a folder of safetensors in 16 bits or fp8, without an adapter, to be taken as it is "
+            f"stored, not {arguments.model!r}: --method none merges and rounds it"
         )
+    if folder and folder.quantization and arguments.texts:
+        raise CommandError(f"texts must be left out where weights are quantised ({folder.quantization}) as they lie")
     return stored
 
 
@@ -154,7 +159,8 @@ def _write_as_stored(arguments: argparse.Namespace, folder: Any, tensors: dict[s
     from nearflash.weights.pretrained import DTYPES, load_pretrained, load_tokenizer, own_dtype
     from nearflash.weights.sources import sources_of
 
-    sources_of(empty_model(folder, tensors), tensors)  # raises where they are not this model's
+    if not folder.quantization:
+        sources_of(empty_model(folder, tensors), tensors)  # raises where they are not this model's
     narrow = {DTYPES[name]: name for name in ("fp16", "bf16")}.get(find_dtype(tensors))
     dtype = arguments.dtype or narrow or own_dtype(arguments.model)
     keep = narrow and not arguments.dtype
@@ -167,7 +173,11 @@ def _write_as_stored(arguments: argparse.Namespace, folder: Any, tensors: dict[s
         tensors, arguments.output, dtype=None if keep else DTYPES[dtype], metadata=report.metadata, written=report.add
     )
     copy_others(None, None, folder.path, arguments.output)
-    return report.finish(arguments, dtype, size_bytes, before), others
+    return report.finish(arguments, "fp8" if _has_fp8(tensors) else dtype, size_bytes, before), others
+
+
+def _has_fp8(tensors: dict[str, Any]) -> bool:
+    return any(tensor.dtype.startswith("F8") for tensor in tensors.values())
 
 
 def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:

@@ -10,6 +10,7 @@ from nearflash.weights.expand import expand
 from nearflash.weights.file import PackedTensor, WeightsTensor, read_file, write_file
 from nearflash.weights.pack import pack
 from nearflash.weights.quantize import QuantizedMatrix, quantize
+from nearflash.weights.rans import pack_rans
 
 __all__ = [
     "PackedTensor",
@@ -20,6 +21,7 @@ __all__ = [
     "open_checkpoint",
     "pack",
     "pack_coded",
+    "pack_rans",
     "quantize",
     "read_file",
     "write_file",

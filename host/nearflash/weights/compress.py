@@ -19,8 +19,9 @@ from nearflash.weights.file import PackedTensor
 from nearflash.weights.groups import pack_groups
 from nearflash.weights.pack import pack
 from nearflash.weights.quantize import quantize
+from nearflash.weights.rans import pack_rans
 
-__all__ = ["BITS", "FORMATS", "compress_tensor", "dense_tensor", "fold_shape"]
+__all__ = ["BITS", "FORMATS", "compress_bytes", "compress_tensor", "dense_tensor", "fold_shape"]
 
 FORMATS = ("coded-bitmap", "bitmap", "coded", "groups")
 """A bitmap and values, as `expand` kernels take them, their exponents coded where that is smaller, or not; exponents
@@ -69,6 +70,13 @@ def _forms(matrix: NDArray[Any], format: str, bits: int) -> Iterator[tuple[str, 
     if format != "groups":
         yield "bitmap", pack(quantize(matrix, bits), group_rows=group_rows)
     yield f"int{bits}", pack_groups(quantize(matrix, bits, present=np.ones(matrix.shape, bool)))
+
+
+def compress_bytes(name: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> PackedTensor:
+    """A tensor of one of BYTE_DTYPES, losslessly coded where that is smaller, else dense."""
+    dense = dense_tensor(name, dtype, shape, data)
+    packed = PackedTensor(name, dtype, shape, "rans", np.frombuffer(pack_rans(data), np.uint8))
+    return min(packed, dense, key=lambda each: len(each.data))
 
 
 def dense_tensor(name: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> PackedTensor:

@@ -22,9 +22,9 @@ from nearflash.abi.errors import NonFiniteError, StateError
 from nearflash.support.files import copy_durably, read_text
 from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
-from nearflash.weights.compress import compress_tensor, dense_tensor
+from nearflash.weights.compress import compress_bytes, compress_tensor, dense_tensor
 from nearflash.weights.empty import list_kept_dtypes
-from nearflash.weights.file import CHECKPOINT, PackedTensor, WeightsTensor, write_file
+from nearflash.weights.file import BYTE_DTYPES, CHECKPOINT, PackedTensor, WeightsTensor, write_file
 from nearflash.weights.folder import ADAPTER
 from nearflash.weights.layers import layer_matrices, layers_with_matrices
 from nearflash.weights.parts import REPORT
@@ -126,7 +126,8 @@ def write_checkpoint(
 ) -> int:
     """Write a checkpoint's tensors to a new folder, losslessly coded, one after another; returns bytes.
 
-    Names, shapes and dtypes are the checkpoint's; dtype: fp16 or bf16, which floating-point tensors become instead.
+    Names, shapes and dtypes are the checkpoint's; dtype: fp16 or bf16, which floating-point tensors become instead,
+    but for those of fp8, whose scales lie beside them.
     Raises as `write_model` does, and WeightsError for damaged tensors.
     """
     entries = []
@@ -134,13 +135,13 @@ def write_checkpoint(
         if tensor.dtype not in TORCH_DTYPES:
             raise tensor.error(f"its dtype must be one of {', '.join(TORCH_DTYPES)}, not {tensor.dtype}")
         own = TORCH_DTYPES[tensor.dtype]
-        own = dtype if dtype and own.is_floating_point else own
+        own = dtype if dtype and own.is_floating_point and own.itemsize > 1 else own
         entries.append(_Entry(name, own, tensor.shape, partial(read_dense, tensor), _lossless_format(own)))
     return _write_folder(entries, folder, metadata or {}, written)
 
 
 def _lossless_format(dtype: torch.dtype) -> str:
-    return "coded" if dtype in (torch.float16, torch.bfloat16) else ""
+    return "coded" if dtype in (torch.float16, torch.bfloat16) or _NAMES[dtype] in BYTE_DTYPES else ""
 
 
 def _write_folder(
@@ -208,15 +209,17 @@ def _pack(entry: _Entry) -> tuple[PackedTensor, Written]:
     """An entry packed, and what came of it."""
     tensor = entry.read()
     narrow = tensor.to("cpu", entry.dtype).contiguous()
-    if narrow.is_floating_point() and not torch.equal(narrow.isfinite(), tensor.isfinite().cpu()):
+    if narrow.dtype != tensor.dtype and not torch.equal(narrow.isfinite(), tensor.isfinite().cpu()):
         raise NonFiniteError(f"tensor {entry.name!r} must be finite in {entry.dtype}: choose bf16")
     data: NDArray[np.uint8] = narrow.view(-1).view(torch.uint8).numpy()
-    if entry.format and narrow.ndim > 1:
+    if entry.format and narrow.ndim > 1 and narrow.dtype.itemsize == 1:
+        packed = compress_bytes(entry.name, _NAMES[narrow.dtype], entry.shape, data)
+    elif entry.format and narrow.ndim > 1:
         matrix = data.view(np.float16 if narrow.dtype == torch.float16 else np.uint16).reshape(entry.shape)
         packed = compress_tensor(entry.name, matrix, entry.format, entry.bits)
     else:
         packed = dense_tensor(entry.name, _NAMES[narrow.dtype], entry.shape, data)
-    values = int(torch.count_nonzero(tensor))
+    values = int(torch.count_nonzero(tensor.float() if tensor.dtype.itemsize == 1 else tensor))
     return packed, Written(entry.name, packed.form, tensor.numel(), values, entry.dense_bytes, len(packed.data),
                            entry.is_chosen)  # fmt: skip
 

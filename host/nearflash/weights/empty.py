@@ -94,11 +94,11 @@ def generation_config_of(folder: Path) -> GenerationConfig:
 
 
 def find_dtype(tensors: Mapping[str, WeightsTensor]) -> torch.dtype:
-    """The floating-point dtype of most bytes of a checkpoint; fp32 where it has none."""
+    """The floating-point dtype, fp8 left out, of most bytes of a checkpoint; fp32 where it has none."""
     sizes: dict[torch.dtype, int] = {}
     for tensor in tensors.values():
         dtype = TORCH_DTYPES.get(tensor.dtype, torch.int8)
-        if dtype.is_floating_point:
+        if dtype.is_floating_point and dtype.itemsize > 1:
             sizes[dtype] = sizes.get(dtype, 0) + tensor.dense_bytes
     return max(sizes, key=lambda each: sizes[each], default=torch.float32)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, ElementFormat, bitmap_error, check_groups
 from nearflash.abi.coded import CODED_MAGIC, CodedHeader
 from nearflash.abi.errors import FormatError, ShapeError, StreamError, UnknownDeviceError
+from nearflash.abi.rans import RANS_MAGIC, RansHeader
 from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
@@ -19,6 +20,7 @@ from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.weights.coded import expand_coded
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import expand_groups
+from nearflash.weights.rans import expand_rans
 
 __all__ = ["ELEMENTS", "expand", "matrix_header"]
 
@@ -26,8 +28,11 @@ ELEMENTS = {"F16": ElementFormat.FP16, "BF16": ElementFormat.BF16, "I8": Element
 """Formats of tensors that can be compressed."""
 _NAMES = {element: dtype for dtype, element in ELEMENTS.items()}
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U16": "<u2", "I64": "<i8", "I32": "<i4",
-           "I16": "<i2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "U64": "<u8", "BOOL": "|b1"}  # fmt: skip
+           "I16": "<i2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "U64": "<u8", "BOOL": "|b1", "F8_E4M3": "|u1",
+           "F8_E5M2": "|u1"}  # fmt: skip
 """Of an array with the elements of each dtype of a file."""
+_TORCH_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+"""Of dtypes that numpy lacks."""
 
 
 def expand(
@@ -38,11 +43,11 @@ def expand(
     executor: Executor | None = None,
     memory: Callable[[int], NDArray[np.uint8]] = reuse_buffer,
 ) -> Any:
-    """The dense tensor of a stream that `pack` gave, (rows, columns), or `pack_coded`, (elements,), or of a tensor in a
-    file, of its own shape.
+    """The dense tensor of a stream that `pack` gave, (rows, columns), or `pack_coded` or
+    `pack_rans`, (elements,), or of a tensor in a file, of its own shape.
 
-    Of float16 or int8, or, for bf16, uint16 bit patterns (`torch.from_numpy(found).view(torch.bfloat16)`); of a tensor
-    that was stored dense, of its own dtype. On a GPU, a torch tensor.
+    Of float16 or int8, or, for bf16, uint16 bit patterns (`torch.from_numpy(found).view(torch.bfloat16)`), as for
+    fp8 uint8; of a tensor that was stored dense, of its own dtype. On a GPU, a torch tensor.
 
     device: `host`, which computes in threads; another name for `open_device`, or an open Device, which stays open; or
     `cuda`, also with a number. All give the same bits; coded weights are for `host` and `cuda` alone. out: a numpy
@@ -62,7 +67,11 @@ def expand(
     if source[: len(CODED_MAGIC)] == CODED_MAGIC:
         coded = CodedHeader.unpack(source[:HEADER_BYTES], len(data))
         check_groups(data.data, coded)
-        return _expand_coded(data, coded, (coded.elements,), out, device, executor)
+        return _expand_coded(data, coded, (coded.elements,), _NAMES[coded.element], out, device, executor)
+    if source[: len(RANS_MAGIC)] == RANS_MAGIC:
+        rans = RansHeader.unpack(source[:HEADER_BYTES], len(data))
+        check_groups(data.data, rans)
+        return _expand_coded(data, rans, (rans.elements,), "U8", out, device, executor)
     header = BitmapHeader.unpack(source[:HEADER_BYTES], len(data))
     check_groups(data.data, header)
     return _expand_stream(data, header, (header.rows, header.columns), out, device, executor)
@@ -91,7 +100,14 @@ def _expand_tensor(
         if (coded.element, coded.elements) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
             stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
             raise tensor.error(f"it must be {stated}, not {coded.elements} elements of {coded.element.name}")
-        return _expand_coded(data, coded, tensor.shape, out, device, executor)
+        return _expand_coded(data, coded, tensor.shape, tensor.dtype, out, device, executor)
+    if tensor.form == "rans":
+        rans = RansHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
+        if rans.elements != prod(tensor.shape):
+            raise tensor.error(
+                f"it must be of the shape {tensor.shape}, as the metadata states, not {rans.elements} elements"
+            )
+        return _expand_coded(data, rans, tensor.shape, tensor.dtype, out, device, executor)
     if tensor.dtype not in _DTYPES:
         raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
     on_gpu, dtype = _on_gpu(out, device), _DTYPES[tensor.dtype]
@@ -116,16 +132,19 @@ def matrix_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> BitmapHeade
 
 
 def _expand_coded(
-    data: NDArray[np.uint8], header: CodedHeader, shape: tuple[int, ...], out: Any, device: str | Device,
-    executor: Executor | None,
+    data: NDArray[np.uint8], header: CodedHeader | RansHeader, shape: tuple[int, ...], dtype: str, out: Any,
+    device: str | Device, executor: Executor | None,
 ) -> Any:  # fmt: skip
-    """Coded weights: by the host's cores, and then copied where a GPU is to have them."""
-    dtype, on_gpu = _NAMES[header.element], _on_gpu(out, device)
+    """Coded weights or bytes: by the host's cores, and then copied where a GPU is to have them."""
+    on_gpu = _on_gpu(out, device)
     if device != "host" and not on_gpu:
         name = device if isinstance(device, str) else device.identity.name
         raise FormatError(f"coded weights must be expanded by host or cuda, not by {name}, which takes coded-bitmap")
     target = np.empty(shape, _DTYPES[dtype]) if out is None or on_gpu else _memory(out, shape, dtype)
-    expand_coded(data, target.view("<u2"), executor)
+    if isinstance(header, RansHeader):
+        expand_rans(data, target.view(np.uint8), executor)
+    else:
+        expand_coded(data, target.view("<u2"), executor)
     if on_gpu:
         return _copy(target, dtype, out, device)
     return target if out is None else out
@@ -197,8 +216,7 @@ def _memory(out: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     if tuple(out.shape) != shape:
         raise ShapeError(f"out must have the shape {shape}, not {tuple(out.shape)}")
     name, known = str(out.dtype).removeprefix("torch."), {np.dtype(_DTYPES[dtype]).name}
-    if dtype == "BF16":
-        known.add("bfloat16")
+    known |= {_TORCH_NAMES[dtype]} if dtype in _TORCH_NAMES else set()
     if name not in known:
         raise FormatError(f"out must be of {' or '.join(sorted(known))}, not {name}")
     contiguous = out.flags.c_contiguous if isinstance(out, np.ndarray) else out.is_contiguous()

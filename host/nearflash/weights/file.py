@@ -1,6 +1,6 @@
 """Files of weights: safetensors in which a tensor may be stored compressed.
 
-A compressed tensor is of uint8, the bytes that `pack`, `pack_coded` or `pack_groups` gave. The metadata has
+A compressed tensor is of uint8, the bytes that `pack`, `pack_coded`, `pack_rans`, `pack_groups` gave. The metadata has
 `nearflash_weights`, the version, and `nearflash_tensors`, a JSON object from the name of each compressed tensor to its
 own `dtype` and `shape` and its `form`. Other readers find tensors of bytes. Checksums lie in the header, by tensor, so
 that no other tensor's bytes hold in a tensor's place. Layout: docs/contracts/weights.md, section 4.
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import HEADER_BYTES, SECTION_BYTES, BitmapHeader, check_groups
 from nearflash.abi.coded import CodedHeader
 from nearflash.abi.errors import StateError, StreamError, WeightsError
+from nearflash.abi.rans import RansHeader
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.reuse import reuse_buffer
@@ -26,6 +27,7 @@ from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.storage.state.safetensors import ITEM_BYTES, StoredTensor, TensorFile, new_file, tensors_header
 
 __all__ = [
+    "BYTE_DTYPES",
     "CHECKPOINT",
     "FORMS",
     "VERSION",
@@ -40,10 +42,14 @@ __all__ = [
 VERSION = 2
 _VERSIONS = ("", "1", str(VERSION))
 """That are read; the first is of other programs' files. Version 1 has the checksum of whole tensors alone."""
-FORMS = ("dense", "bitmap", "coded", "int8", "int4")
-"""How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; as coded weights; in groups of 64
-columns, without a bitmap."""
-_STREAMS: Mapping[str, type[BitmapHeader] | type[CodedHeader]] = {"bitmap": BitmapHeader, "coded": CodedHeader}
+FORMS = ("dense", "bitmap", "coded", "rans", "int8", "int4")
+"""How a tensor is stored: as it is; as a bitmap matrix, whatever its elements; as coded weights; as rANS-coded
+bytes; in groups of 64 columns, without a bitmap."""
+BYTE_DTYPES = ("F8_E4M3", "F8_E5M2", "I8")
+"""Of tensors that can be of rANS-coded bytes."""
+_STREAMS: Mapping[str, type[BitmapHeader] | type[CodedHeader] | type[RansHeader]] = {
+    "bitmap": BitmapHeader, "coded": CodedHeader, "rans": RansHeader,
+}  # fmt: skip
 """Forms whose header states their groups, which state their bytes."""
 _VERSION, _TENSORS, _ROWS = "nearflash_weights", "nearflash_tensors", "nearflash_rows"
 CHECKPOINT = "nearflash_checkpoint"
@@ -91,7 +97,7 @@ class WeightsTensor:
     checksum: int | None
     """CRC32C of the bytes; None where the file has none, and for streams, which have their own."""
     stream_checksum: int | None = None
-    """Of a bitmap matrix or coded weights: CRC32C of the header, which states the groups, which state their bytes."""
+    """Of streams: CRC32C of the header, which states the groups, which state their bytes."""
     row_checksums: tuple[int, ...] = ()
     """CRC32C of each row of the first dimension, of dense tensors of three dimensions; none in older files."""
     expander: "TensorExpander | None" = None
@@ -261,6 +267,11 @@ def read_checkpoint_file(path: Path) -> tuple[dict[str, WeightsTensor], str]:
     return tensors, str(file.metadata.get(CHECKPOINT, ""))
 
 
+def _dtypes_of(form: str) -> tuple[str, ...]:
+    """The dtypes of dense tensors that a compressed form is for."""
+    return BYTE_DTYPES if form == "rans" else ("F16", "BF16", "I8")
+
+
 def _open_tensor(
     file: TensorFile, stored: StoredTensor, described: Mapping[str, object] | None, rows: Sequence[str], old: bool
 ) -> WeightsTensor:
@@ -272,7 +283,7 @@ def _open_tensor(
         row_checksums = tuple(int(row, 16) for row in rows)
         return WeightsTensor(stored.name, stored.dtype, stored.shape, "dense", *location, checksum, None, row_checksums)
     dtype, shape, form = described["dtype"], described["shape"], described["form"]
-    right = stored.dtype == "U8" and dtype in ("F16", "BF16", "I8") and form in FORMS[1:]
+    right = stored.dtype == "U8" and form in FORMS[1:] and dtype in _dtypes_of(str(form))
     if (
         not right
         or not isinstance(shape, list)

@@ -42,7 +42,7 @@ ITEM_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
     **dict.fromkeys(("BF16", "F16", "I16", "U16"), 2),
-    **dict.fromkeys(("I8", "U8", "BOOL"), 1),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1),
 }
 """Formats that are read and written here, with the bytes of an element."""
 _HEADER, _TENSORS = "header_crc32c", "crc32c"

@@ -43,11 +43,13 @@ from nearflash.weights.checkpoint import SINGLE, write_index
 from nearflash.weights.coded import pack_coded
 from nearflash.weights.compress import dense_tensor
 from nearflash.weights.file import CHECKPOINT, WeightsTensor, read_file
+from nearflash.weights.rans import pack_rans
 
 __all__ = ["checkpoint", "matrix", "spill", "topk", "weights"]
 
 _GROUP_ROWS, _BLOCK_ELEMENTS = 8, 400
-_STREAMS = {"coded": "bitmap", "plain": "bitmap", "scaled8": "bitmap", "scaled4": "bitmap", "levels": "coded"}
+_STREAMS = {"coded": "bitmap", "plain": "bitmap", "scaled8": "bitmap", "scaled4": "bitmap", "levels": "coded",
+            "bytes": "rans"}  # fmt: skip
 """Forms of tensors in groups with checksums of their own."""
 
 
@@ -84,14 +86,18 @@ def _tensors(seed: int, suffix: str) -> list[PackedTensor]:
         "scaled8": pack(quantize(values, 8), group_rows=_GROUP_ROWS),
         "scaled4": pack(quantize(values, 4), group_rows=_GROUP_ROWS),
         "levels": pack_coded(values, block_elements=_BLOCK_ELEMENTS),
+        "bytes": pack_rans((values * np.float16(4)).astype(np.int8), block_elements=_BLOCK_ELEMENTS),
     }  # fmt: skip
-    bitmaps = [
-        PackedTensor(name + suffix, "F16", values.shape, _STREAMS[name], np.frombuffer(data, np.uint8))
-        for name, data in matrices.items()
+    dtypes = {"bytes": "F8_E4M3"}
+    streams = [
+        PackedTensor(
+            name + suffix, dtypes.get(name, "F16"), values.shape, form, np.frombuffer(matrices[name], np.uint8)
+        )
+        for name, form in _STREAMS.items()
     ]
     codes = [compress_tensor(f"codes{bits}{suffix}", values, "groups", bits) for bits in (8, 4)]
     dense = dense_tensor(f"experts{suffix}", "F16", (4, 6, 200), values.view(np.uint8).ravel())
-    return [*bitmaps, *codes, dense]
+    return [*streams, *codes, dense]
 
 
 def _expand_all(tensors: dict[str, WeightsTensor]) -> object:
