@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from nearflash.abi.bitmap import HEADER_BYTES
 from nearflash.abi.coded import CodedHeader
@@ -11,6 +12,7 @@ from nearflash.weights import compress_tensor, expand, pack, pack_coded
 from nearflash.weights.coded import expand_coded
 
 RNG = np.random.default_rng(50)
+GOLDEN = ["b1e14ac4", "42d8ce5d", "41ca137b", "831f538c"]
 
 
 def draw(count, dtype, density=1.0):
@@ -106,3 +108,12 @@ def test_what_cannot_be_coded_or_expanded_is_refused():
         FormatError, match="must be expanded by host or cuda, not by model:expand-tiny, which takes coded-bitmap"
     ):
         expand(pack_coded(draw(100, "bf16")), "model:expand-tiny")
+
+
+def test_streams_are_those_of_before():
+    """CRC32C of streams that the packer in numpy wrote (nearflash of November 2026)."""
+    words = np.random.default_rng(5).integers(0, 1 << 16, 20_000).astype(np.uint16)
+    values = (np.random.default_rng(6).standard_normal(20_000) * 0.02).astype(np.float16)
+    pruned = np.where(np.abs(values) < 0.0135, np.float16(0), values)
+    streams = [pack_coded(each, block_elements=3000) for each in (words, values, pruned, pruned.view(np.uint16))]
+    assert [f"{crc32c(stream):08x}" for stream in streams] == GOLDEN

@@ -14,12 +14,12 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import GROUP_END_BYTES, HEADER_BYTES, SECTION_BYTES, ElementFormat, pack_group_end
-from nearflash.abi.coded import LEVELS, CodedHeader, CodedSection, level_bits
+from nearflash.abi.coded import CodedHeader, level_bits
 from nearflash.abi.errors import FormatError
 from nearflash.device.backends.host.matrix import expand_parts, find_parts
 from nearflash.device.backends.host.vector.coded import TABLE_COLUMNS, expand_blocks, find_coded_groups
+from nearflash.device.backends.host.vector.coded_pack import BlockPacker, count_exponents
 from nearflash.weights.arrays import patterns
-from nearflash.weights.pack import join_fields
 
 __all__ = ["expand_coded", "pack_coded"]
 
@@ -38,27 +38,35 @@ def pack_coded(values: NDArray[Any], *, block_elements: int = _BLOCK_ELEMENTS) -
     matrix, element = patterns(values.reshape(1, -1))
     if element is ElementFormat.INT8:
         raise FormatError(f"values must be of fp16 or bf16 to have coded exponents, not of {values.dtype}")
-    words = matrix.ravel()
-    code_bits, has_bitmap = _choose(words, element)
+    words, size = matrix.ravel(), block_elements * _GROUP_BLOCKS
+    parts = [words[first : first + size] for first in range(0, words.size, size)]
+    counted = [count_exponents(part, element) for part in parts]
+    totals = np.sum([counts for counts, _ in counted], axis=0)
+    code_bits, has_bitmap = _choose(totals, sum(zeros for _, zeros in counted), element)
     header = CodedHeader(element, code_bits, has_bitmap, words.size, block_elements, _GROUP_BLOCKS, 0)
-    size = block_elements * _GROUP_BLOCKS
-    groups = [_pack_group(number, words[first : first + size], header)
-              for number, first in enumerate(range(0, words.size, size))]  # fmt: skip
+    packer = BlockPacker(header)
+    groups = [_pack_group(number, part, _present(*counted[number], has_bitmap), header, packer)
+              for number, part in enumerate(parts)]  # fmt: skip
     ends = b"".join(group[-SECTION_BYTES:][:GROUP_END_BYTES] for group in groups)
     stream_bytes = HEADER_BYTES + sum(map(len, groups))
     return b"".join([replace(header, stream_bytes=stream_bytes, ends_crc32c=crc32c(ends)).pack(), *groups])
 
 
-def _choose(words: Fields, element: ElementFormat) -> tuple[int, bool]:
+def _present(counts: Fields, zeros: int, has_bitmap: bool) -> Fields:
+    """Counts of the exponents of values: all elements, but for zeros where there is a bitmap."""
+    present = counts.copy()
+    present[0] -= zeros if has_bitmap else 0
+    return present
+
+
+def _choose(counts: Fields, zeros: int, element: ElementFormat) -> tuple[int, bool]:
     """Bits of a first code, and whether to have a bitmap, as the counts of the whole tensor are smallest with."""
-    counts = np.bincount(_exponents(words, element), minlength=256)
-    zeros = words.size - np.count_nonzero(words)
+    elements = int(counts.sum())
     rest = 16 - element.number_format.exponent_bits
     sizes = {}
     for has_bitmap in (False, True):
-        present = counts.copy()
-        present[0] -= zeros if has_bitmap else 0
-        total = present.sum() * rest + (words.size if has_bitmap else 0)
+        present = _present(counts, zeros, has_bitmap)
+        total = present.sum() * rest + (elements if has_bitmap else 0)
         for code_bits in (1, 2):
             sizes[code_bits, has_bitmap] = total + _count_bits(np.sort(present)[::-1], code_bits)
     return min(sizes, key=lambda choice: sizes[choice])
@@ -73,47 +81,21 @@ def _count_bits(counts: Fields, code_bits: int) -> int:
     return total + _ESCAPE_BITS * int(counts[first:].sum())
 
 
-def _pack_group(number: int, words: Fields, header: CodedHeader) -> bytes:
+def _pack_group(number: int, words: Fields, counts: Fields, header: CodedHeader, packer: BlockPacker) -> bytes:
     """A group: its codebook, its blocks, and their checksum."""
-    values = words[words != 0] if header.has_bitmap else words
-    counts = np.bincount(_exponents(values, header.element), minlength=256)
     order = np.argsort(-counts, kind="stable")[: header.codebook_entries]
     book = np.where(counts[order] > 0, order, 0).astype(np.uint8)  # 0 where there are fewer
     ranks = np.full(256, header.codebook_entries, np.uint8)
     ranks[book[::-1]] = np.arange(book.size, dtype=np.uint8)[::-1]  # of equal entries the first counts
-    body = book.tobytes().ljust(SECTION_BYTES, b"\0")
-    for first in range(0, words.size, header.block_elements):
-        body += _pack_block(words[first : first + header.block_elements], ranks, header)
-    return body + pack_group_end(number, crc32c(body), len(body))
-
-
-def _pack_block(words: Fields, ranks: Fields, header: CodedHeader) -> bytes:
-    present = words != 0
-    values = words[present] if header.has_bitmap else words
-    exponents = _exponents(values, header.element)
-    fields = {CodedSection.BITMAP: present}
-    ranked, escaped = ranks[exponents], exponents
-    for level, bits in zip(LEVELS, level_bits(header.code_bits), strict=True):
-        last = np.uint8((1 << bits) - 1)
-        fields[level], deeper = np.minimum(ranked, last), ranked >= last
-        ranked, escaped = ranked[deeper] - last, escaped[deeper]
-    fields[CodedSection.ESCAPES] = escaped
-    dropped = 0
-    if header.element is ElementFormat.FP16:
-        fields[CodedSection.LOW], fields[CodedSection.MIDDLE], dropped = values & 1, values >> 1 & 3, 3
-    fields[CodedSection.VALUES] = values >> 15 << 7 | values >> dropped & 127
-    return b"".join(_pack_section(fields[section], bits) for section, bits in header.sections.items())
-
-
-def _exponents(words: Fields, element: ElementFormat) -> Fields:
-    number = element.number_format
-    return (words >> number.mantissa_bits & ((1 << number.exponent_bits) - 1)).astype(np.uint8)
-
-
-def _pack_section(fields: Fields, bits: int) -> bytes:
-    """A section of fields, padded."""
-    padding = -fields.size % (8 * SECTION_BYTES // bits)
-    return join_fields(np.pad(fields.astype(np.uint8, copy=False), (0, padding)), bits).tobytes()
+    blocks = [words[first : first + header.block_elements] for first in range(0, words.size, header.block_elements)]
+    body = np.empty(SECTION_BYTES + sum(packer.block_bytes(block.size) for block in blocks), np.uint8)
+    body[:SECTION_BYTES] = 0
+    body[: book.size] = book
+    at = SECTION_BYTES
+    for block in blocks:
+        at += packer.pack(block, ranks, body[at:])
+    data = body[:at].tobytes()
+    return data + pack_group_end(number, crc32c(data), len(data))
 
 
 def expand_coded(stream: Bytes, out: NDArray[Any], executor: Executor | None = None) -> None:

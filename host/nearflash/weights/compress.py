@@ -62,7 +62,10 @@ def _forms(matrix: NDArray[Any], format: str, bits: int) -> Iterator[tuple[str, 
     group_rows = max(_GROUP_BYTES // matrix[:1].nbytes, 1)
     if bits == 16:
         if format == "coded" and matrix.dtype.itemsize == 2:
-            yield "coded", pack_coded(matrix)
+            coded = pack_coded(matrix)
+            yield "coded", coded
+            if len(coded) <= matrix.size // 8 + np.count_nonzero(matrix.view(np.uint16)) * matrix.dtype.itemsize:
+                return  # a bitmap and values are no less
         yield "bitmap", pack(matrix, coding="plain", group_rows=group_rows)
         if format == "coded-bitmap" and matrix.dtype.itemsize == 2:
             yield "bitmap", pack(matrix, coding="exponents", group_rows=group_rows)

@@ -31,7 +31,7 @@ from nearflash.abi.formats import BF16, NumberFormat
 from nearflash.weights.arrays import patterns
 from nearflash.weights.quantize import QuantizedMatrix
 
-__all__ = ["join_fields", "pack"]
+__all__ = ["pack"]
 
 Fields = dict[Section, tuple[NDArray[Any], NDArray[np.int64]]]
 """Of each section of a group: the fields of all rows one after another, and how many fields each row has."""
@@ -141,12 +141,12 @@ def _row_sections(fields: NDArray[Any], counts: NDArray[np.int64], bits: int) ->
         aligned = np.zeros(int(sizes.sum()), fields.dtype)
         for start, end, count in zip(starts.tolist(), ends.tolist(), counts.tolist(), strict=True):
             aligned[start : start + count] = fields[end - count : end]
-    text = join_fields(aligned, bits).data.cast("B") if aligned.size else memoryview(b"")
+    text = _join_fields(aligned, bits).data.cast("B") if aligned.size else memoryview(b"")
     for start, size in zip((starts * bits // 8).tolist(), (sizes * bits // 8).tolist(), strict=True):
         yield text[start : start + size]
 
 
-def join_fields(fields: NDArray[Any], bits: int) -> NDArray[Any]:
+def _join_fields(fields: NDArray[Any], bits: int) -> NDArray[Any]:
     """Fields of less than a byte joined, from the lowest bit up; wider ones as little-endian bytes."""
     if bits >= 8:
         return np.ascontiguousarray(fields, f"<u{bits // 8}")
