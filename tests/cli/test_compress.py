@@ -1,5 +1,6 @@
 import json
 import math
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("accelerate")
 import torch
 
 from nearflash.abi.errors import WeightsError
+from nearflash.cli import compress
 from nearflash.cli.main import main
 from nearflash.weights import expand, open_checkpoint
 from nearflash.weights.convert import layer_weights
@@ -195,3 +197,9 @@ def test_a_configuration_states_the_dtype(tmp_path):
         config["torch_dtype"] = stated
         (tmp_path / "config.json").write_text(json.dumps(config))
         assert own_dtype(tmp_path) == expected
+
+
+def test_an_interrupt_ends_with_a_line_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compress._Report, "add", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert run(tmp_path / "small", "--lossless") == 130
+    assert capsys.readouterr().err == "nearflash: interrupted\n" and not (tmp_path / "small").exists()

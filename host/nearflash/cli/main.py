@@ -76,13 +76,13 @@ _VERBOSE = {"HF_HUB_DISABLE_PROGRESS_BARS": "0"}
 _SHORT_OF = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _NO_MEMORY = "can't allocate memory"
 """In torch's RuntimeError on the host; on a GPU its class is OutOfMemoryError."""
-_UNREAD = 128 + signal.SIGPIPE
-"""Exit code of a command whose output nobody reads any more: a shell's for a program that SIGPIPE ended."""
+_UNREAD, _INTERRUPTED = 128 + signal.SIGPIPE, 128 + signal.SIGINT
+"""Exit codes of a command whose output nobody reads any more, and of one that SIGINT ended: a shell's for these."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 a check failed, 2 an error that the message explains,
-    141 where the reader of its output has gone."""
+    130 interrupted from the keyboard, 141 where the reader of its output has gone."""
     given = sys.argv[1:] if argv is None else argv
     called = next((argument for argument in given if not argument.startswith("-")), None)
     others, warnings.formatwarning = warnings.formatwarning, _warning_text
@@ -108,6 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is left of the output must not fail a second time at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
+    except KeyboardInterrupt:  # behind the command's own handlers, which undo what it began
+        print("nearflash: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except (OSError, MemoryError, RuntimeError) as error:
         if (message := _of_the_machine(error)) is None:
             raise
