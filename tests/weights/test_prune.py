@@ -146,10 +146,12 @@ def test_an_input_that_is_never_used_is_pruned_first():
 
 def test_stopping_early_leaves_the_model_as_it_was_used():
     model = made().train()
+    model.get_decoder().layers[0].eval()
+    modes = [module.training for module in model.modules()]
     layers = prune(model, TOKENS)
     next(layers)
     layers.close()
-    assert model.training
+    assert model.training and [module.training for module in model.modules()] == modes
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 

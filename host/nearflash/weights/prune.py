@@ -106,7 +106,7 @@ def _check_options(
 def _prune(
     model: Any, layers: list[nn.Module], tokens: Tensor | None, method: str, layout: _Layout
 ) -> Iterator[PrunedLayer]:
-    training = model.training
+    trained = [module for module in model.modules() if module.training]
     model.eval()
     try:
         with _eager_experts(model):
@@ -130,7 +130,8 @@ def _prune(
                     start = time.perf_counter()
                 hidden = [_run(layer, states, keywords[number]) for states, keywords in zip(hidden, given, strict=True)]
     finally:
-        model.train(training)
+        for module in trained:
+            module.training = True
 
 
 @contextmanager
