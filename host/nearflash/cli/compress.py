@@ -7,12 +7,14 @@ import secrets
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
+from nearflash.cli.target import check_outcome, parse_target, remove_on_error, search_layers, tabulate
 from nearflash.support.arguments import positive
 from nearflash.support.files import write_durably
 from nearflash.weights.compress import BITS, FORMATS
@@ -21,6 +23,8 @@ from nearflash.weights.parts import REPORT, REPORT_NAME, part_digests
 __all__ = ["compress"]
 
 _METHODS = ("wanda", "sparsegpt", "magnitude", "none")
+_SPARSITY, _HELD_OUT_WINDOWS = 0.5, 16
+"""By default; and windows that a target is measured on, at most."""
 _EXAMPLES = """examples:
   Prune half of the weights by Wanda, calibrated on texts, and write them losslessly:
     nearflash compress DIR --texts book.txt manual.txt -o SMALL
@@ -28,6 +32,9 @@ _EXAMPLES = """examples:
     nearflash compress DIR --lossless -o SMALL
   2:4 by SparseGPT, quantised to 8 bits:
     nearflash compress DIR --method sparsegpt --pattern 2:4 --bits 8 --texts book.txt -o SMALL
+  At half of the dense bytes, or at 0.02 nats a token more: forms by layer, chosen by measured losses:
+    nearflash compress DIR --target 0.5 --texts book.txt -o SMALL
+    nearflash compress DIR --target +0.02 --texts book.txt -o SMALL
   4-bit codes of all weights, none pruned:
     nearflash compress DIR --method none --format groups --bits 4 -o SMALL
 Then: nearflash generate --model SMALL …, or nearflash.weights.loading.load(AutoModelForCausalLM, "SMALL", budget=…).
@@ -54,7 +61,10 @@ def compress(subparsers: Any) -> None:
     add("--lossless", action="store_true",
         help="Take every weight as it is stored, in 16 bits or fp8, to the bit: no option of those above and below but "
         "--texts changes that.")  # fmt: skip
-    add("--sparsity", type=float, default=0.5, metavar="F",
+    add("--target", type=parse_target, metavar="T",
+        help="Choose pruning and bits of each layer by losses measured on held-out windows of the texts: for a share "
+        "of the dense bytes (0.5), a size (500MB) or a loss in nats a token (+0.02).")  # fmt: skip
+    add("--sparsity", type=float, default=_SPARSITY, metavar="F",
         help="Prune this share of each row (default: %(default)s).")  # fmt: skip
     add("--pattern", type=_pattern, metavar="N:M", help="Keep N of each M weights of a row, instead of --sparsity.")
     add("--format", choices=FORMATS,
@@ -72,6 +82,9 @@ def compress(subparsers: Any) -> None:
     add("--tokens", type=positive, default=512, metavar="N", help="Take windows of N tokens (default: %(default)s).")
     add("--windows", type=positive, default=128, metavar="N",
         help="Calibrate on N windows at most (default: %(default)s).")  # fmt: skip
+    add("--evaluate", type=Path, metavar="FILE",
+        help="JSON lines of texts, or of questions with choices as lm-eval has them: their perplexity and accuracy "
+        "before and after.")  # fmt: skip
     parser.set_defaults(run=_compress)
 
 
@@ -85,9 +98,11 @@ def _pattern(text: str) -> tuple[int, int]:
 def _compress(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
 
+    from nearflash.weights.evaluate import evaluate, read_evaluation
     from nearflash.weights.pretrained import load_pretrained, silent_transformers
 
-    with nullcontext() if arguments.verbose else silent_transformers():
+    questions = read_evaluation(arguments.evaluate) if arguments.evaluate else None
+    with nullcontext() if arguments.verbose else silent_transformers(), _undone(arguments):
         stored = _open_stored(arguments)
         report, others = _write_model(arguments) if stored is None else _write_as_stored(arguments, *stored)
         report["parts"] = part_digests(arguments.output)
@@ -96,8 +111,20 @@ def _compress(arguments: argparse.Namespace) -> int:
             small, _ = load_pretrained(arguments.output, arguments.compute)
             report["perplexity"]["after"] = _measure(small, others, arguments)
             _keep(report, arguments.output)
+        if arguments.target:
+            check_outcome(arguments.target, report)
+        if questions:
+            names = {"before": arguments.model, "after": arguments.output}
+            report["evaluation"] = {when: evaluate(*load_pretrained(name, arguments.compute), questions)
+                                    for when, name in names.items()}  # fmt: skip
+            _keep(report, arguments.output)
     _print(arguments.output, report)
     return 0
+
+
+def _undone(arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """Leave nothing after an error where a target is set: what misses it must not pass for what was asked for."""
+    return remove_on_error(arguments.output) if arguments.target else nullcontext()
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
@@ -108,8 +135,13 @@ def _check_options(arguments: argparse.Namespace) -> None:
         if clash := [name for name, value in chosen.items() if getattr(arguments, name) not in (value, unset[name])]:
             raise CommandError(f"{' and '.join(clash)} must be left out with --lossless")
         vars(arguments).update(chosen)
+    if arguments.target:
+        defaults: dict[str, Any] = {"lossless": False, "bits": BITS[0], "format": None, "pattern": None,
+                                    "sparsity": _SPARSITY}  # fmt: skip
+        if clash := [name for name, value in defaults.items() if getattr(arguments, name) != value]:
+            raise CommandError(f"{' and '.join(clash)} must be left out with --target, which chooses them")
     arguments.method = arguments.method or _METHODS[0]
-    if arguments.method in ("wanda", "sparsegpt") and not arguments.texts:
+    if arguments.method in ("wanda", "sparsegpt") and not arguments.texts and not arguments.target:
         raise CommandError(f"texts must be given for the method {arguments.method}: --texts FILE …")
     if arguments.format is None:
         unpruned = arguments.method == "none" and arguments.bits == BITS[0]
@@ -133,7 +165,7 @@ def _open_stored(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]] | 
     from nearflash.weights.folder import SMOLLM2, open_folder
     from nearflash.weights.pretrained import DTYPES
 
-    if arguments.format != "coded" or arguments.method != "none":
+    if arguments.format != "coded" or arguments.method != "none" or arguments.target:
         return None
     folder = None
     if arguments.model != SMOLLM2:
@@ -192,25 +224,35 @@ def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     names = layer_weights(model)
     model.to(arguments.device).requires_grad_(False)
     calibration = others = before = None
-    if arguments.texts:
+    if arguments.texts or arguments.target:
         calibration, others = _read_windows(tokenizer, arguments)
+        others = others[:_HELD_OUT_WINDOWS] if arguments.target else others
         before = _measure(model, others, arguments)
-    if arguments.method != "none":
+    forms = found = None
+    if arguments.target:
+        progress = partial(_Progress, "measured")
+        forms, found = search_layers(model, (calibration, others), arguments, DTYPES[dtype], progress)
+    elif arguments.method != "none":
         _prune(model, calibration, arguments, names)
     report = _Report(len(model.state_dict()))
     size_bytes = write_model(model, arguments.output, format=arguments.format, bits=arguments.bits,
-                             dtype=DTYPES[dtype], compressed=names, lossless=True, metadata=report.metadata,
-                             written=report.add)  # fmt: skip
+                             dtype=DTYPES[dtype], compressed=names, lossless=True, forms=forms,
+                             metadata=report.metadata, written=report.add)  # fmt: skip
     copy_others(model, tokenizer, Path(arguments.model), arguments.output)
-    return report.finish(arguments, dtype, size_bytes, before), others
+    finished = report.finish(arguments, dtype, size_bytes, before)
+    if found:
+        finished |= {"target": found, "sparsity": None, "format": "of each layer", "bits": None}
+    return finished, others
 
 
 def _read_windows(tokenizer: Any, arguments: argparse.Namespace) -> Any:
-    """Windows of the texts' tokens to calibrate on, and others."""
+    """Windows of the texts' tokens, by default of Python's manual, to calibrate on, and others."""
+    from nearflash.bench.inference.texts import manual_text
     from nearflash.weights.perplexity import hold_out, windows
     from nearflash.weights.pretrained import token_ids
 
-    texts = (token_ids(tokenizer, file) for file in arguments.texts)
+    texts = [token_ids(tokenizer, file) for file in arguments.texts]
+    texts = texts or [tokenizer(manual_text(), verbose=False)["input_ids"]]
     return hold_out(windows(texts, arguments.tokens), arguments.windows)
 
 
@@ -314,6 +356,8 @@ def _sum_up(tensors: list[Any], total: int) -> dict[str, Any]:
 
 
 def _print(folder: Path, report: dict[str, Any]) -> None:
+    if target := report.get("target"):
+        print("\n".join(tabulate(target["layers"])))
     fraction = report["bytes_fraction_of_dense"]
     print(f"{folder}: {report['bytes'] / 1e6:.1f} MB, {fraction:.3f} of the model in dense {report['dtype']}")
     for what, name in (("compressed", "as asked for"), ("others", "all others, losslessly")):
@@ -330,4 +374,6 @@ def _print(folder: Path, report: dict[str, Any]) -> None:
             f"perplexity on held-out windows: {perplexity['before']:.3f} before, {perplexity['after']:.3f} after "
             f"({loss:+.4f} nats a token)"
         )
+    for when, shares in report.get("evaluation", {}).items():
+        print(f"evaluation {when}: " + ", ".join(f"{name} {share:.4f}" for name, share in shares.items()))
     print(f"of each tensor: {folder / REPORT}")

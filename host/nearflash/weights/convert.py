@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from nearflash.abi.errors import NonFiniteError, StateError
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.support.files import copy_durably, read_text
 from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
@@ -31,10 +32,12 @@ from nearflash.weights.parts import REPORT
 from nearflash.weights.sources import read_dense
 from nearflash.weights.weights_map import TORCH_DTYPES
 
-__all__ = ["SHARD_BYTES", "Written", "copy_others", "layer_weights", "write_checkpoint", "write_model"]
+__all__ = ["SHARD_BYTES", "Written", "copy_others", "count_bytes", "layer_weights", "write_checkpoint", "write_model"]
 
 SHARD_BYTES = 4 << 30
 """Dense bytes of a file of several."""
+_HEADER_BYTES = 320
+"""Of a tensor in a file's header, at most, beside its name, which stands there three times."""
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -89,6 +92,7 @@ def write_model(
     dtype: torch.dtype,
     compressed: Collection[str],
     lossless: bool = False,
+    forms: Mapping[str, tuple[str, int]] | None = None,
     metadata: Mapping[str, str] | None = None,
     written: Callable[[Written], None] = lambda _: None,
 ) -> int:
@@ -96,24 +100,40 @@ def write_model(
 
     They have the names and shapes that transformers saves them with: experts that it fused as it loaded them are apart.
     dtype: fp16 or bf16, of the floating-point tensors but for those that transformers keeps in fp32. lossless: whether
-    other matrices, as embeddings, are coded. Several files, with their index, where they are large. `written` is told
-    of each tensor. Raises StateError where the folder has something in it, NonFiniteError where a finite weight is
-    infinite in `dtype`, and what `compress_tensor` raises; nothing is left then.
+    other matrices, as embeddings, are coded. forms: format and bits of single names of `compressed`. Several files,
+    with their index, where they are large. `written` is told of each tensor. Raises StateError where the folder has
+    something in it, NonFiniteError where a finite weight is infinite in `dtype`, and what `compress_tensor` raises;
+    nothing is left then.
     """
+    how = {name: (format, bits) for name in compressed} | dict(forms or {})
+    return _write_folder(_list_entries(model, dtype, how, lossless), folder, metadata or {}, written)
+
+
+def count_bytes(model: Any, dtype: torch.dtype, compressed: Collection[str]) -> tuple[int, int]:
+    """Bytes of a model's dense tensors; and those that all but the ones named take in write_model's file, losslessly,
+    with a header, which may be some less."""
+    entries = _list_entries(model, dtype, dict.fromkeys(compressed, ("", 16)), lossless=True)
+    header = sum(_HEADER_BYTES + 3 * len(entry.name) for entry in entries) + BLOCK_BYTES
+    others = sum(len(_pack(entry)[0].data) for entry in entries if not entry.is_chosen)
+    return sum(entry.dense_bytes for entry in entries), header + others
+
+
+def _list_entries(
+    model: Any, dtype: torch.dtype, how: Mapping[str, tuple[str, int]], lossless: bool
+) -> list[_Entry]:  # fmt: skip
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    kept, names = list_kept_dtypes(model, dtype, state), frozenset(compressed)
-    groups: dict[tuple[bool, torch.dtype], dict[str, Tensor]] = {}
+    kept = list_kept_dtypes(model, dtype, state)
+    groups: dict[tuple[tuple[str, int] | None, torch.dtype], dict[str, Tensor]] = {}
     for name, tensor in state.items():
         own = kept.get(name, dtype) if tensor.is_floating_point() else tensor.dtype
-        groups.setdefault((name in names, own), {})[name] = tensor
+        groups.setdefault((how.get(name), own), {})[name] = tensor
     entries = []
-    for (chosen, own), group in groups.items():
-        coded = _lossless_format(own) if lossless else ""
-        how = (format, bits, True) if chosen else (coded, 16, False)
+    for (form, own), group in groups.items():
+        options = (*form, True) if form else (_lossless_format(own) if lossless else "", 16, False)
         for name, tensor in revert_weight_conversion(model, group).items():
-            entries.append(_Entry(name, own, tuple(tensor.shape), partial(Tensor.detach, tensor), *how))
-    return _write_folder(entries, folder, metadata or {}, written)
+            entries.append(_Entry(name, own, tuple(tensor.shape), partial(Tensor.detach, tensor), *options))
+    return entries
 
 
 def write_checkpoint(
