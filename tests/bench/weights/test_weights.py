@@ -23,7 +23,7 @@ def rows_of(part, **options):
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):
-    with pytest.raises(CommandError, match="parts must be of sizes, decode, gpu, loading, forward, not bytes"):
+    with pytest.raises(CommandError, match="parts must be of sizes, decode, errors, gpu, loading, forward, not bytes"):
         list(run(["bytes"]))
     with pytest.raises(CommandError, match="path must be a folder on the disk to measure, not "):
         list(run(path=tmp_path / "none"))

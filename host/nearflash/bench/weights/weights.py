@@ -5,6 +5,7 @@ Parts:
     sizes     bytes of the decoder layers' linear weights in every format, against dense 16-bit bytes and the
               entropy bound; perplexity
     decode    GB/s of dense output from memory, on one core and on two, beside a plain copy and zstd
+    errors    loss with bit errors in stored weights and in K and V, with and without a correcting code
     gpu       GB/s of dense output on a GPU, beside a copy in its memory
     loading   dense tensors from the disk, compressed and not: does the time shrink as the bytes do?
     forward   a pass of a model of OPT-1.3B's shape with its layers on disk, under a cap of memory, beside accelerate
@@ -18,12 +19,12 @@ from typing import Annotated, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.options import Option, check_choices
-from nearflash.bench.weights import decode, forward, gpu, loading, sizes
+from nearflash.bench.weights import decode, errors, forward, gpu, loading, sizes
 from nearflash.weights.pretrained import SMOLLM2
 
 __all__ = ["run"]
 
-PARTS = SIZES, DECODE, GPU, LOADING, FORWARD = "sizes", "decode", "gpu", "loading", "forward"
+PARTS = SIZES, DECODE, ERRORS, GPU, LOADING, FORWARD = "sizes", "decode", "errors", "gpu", "loading", "forward"
 
 
 def run(
@@ -53,7 +54,7 @@ def run(
         raise CommandError(f"path must be a folder on the disk to measure, not {str(path)!r}")
     formats = sizes.FORMATS if format is None else (format,)
     dtypes = sizes.DTYPE_NAMES if dtype is None else (dtype,)
-    for part, measure in ((SIZES, sizes.measure), (DECODE, decode.measure)):
+    for part, measure in ((SIZES, sizes.measure), (DECODE, decode.measure), (ERRORS, errors.measure)):
         for model in models if part in parts else ():
             settings = sizes.SizesSettings(formats, dtypes, tuple(texts), windows, path)
             try:

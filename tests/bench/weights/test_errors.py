@@ -1,0 +1,51 @@
+"""Bit errors in stored bytes, and rows of their losses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("accelerate")
+
+from nearflash.bench.weights import errors
+from nearflash.bench.weights.errors import BitErrors
+from nearflash.bench.weights.sizes import SizesSettings
+
+DOCLM = Path(__file__).parents[2] / "data" / "doclm-7m"
+
+
+def flipped(rate, corrected, size=1 << 20, seed=1):
+    data, found = np.zeros(size, np.uint8), BitErrors(rate, corrected, np.random.default_rng(seed))
+    found.flip(data)
+    assert np.unpackbits(data).sum() == found.bits
+    return found
+
+
+def test_as_many_bits_are_flipped_as_the_rate_states():
+    found = flipped(1e-3, False)
+    assert found.bits == pytest.approx(8 * (1 << 20) * 1e-3, rel=0.05) and found.uncorrectable == 0
+    assert flipped(0.0, False).bits == 0
+
+
+def test_a_code_corrects_codewords_of_16_errors_at_most():
+    assert flipped(1e-3, True).bits == 0
+    found = flipped(4e-3, True)  # 18 errors of 4,464 bits, in the mean
+    assert 0.4 * 2048 < found.uncorrectable < 0.8 * 2048
+    assert found.bits > 12 * found.uncorrectable
+    assert flipped(2e-2, True).uncorrectable == 2048
+
+
+def test_rows_of_a_small_model(monkeypatch):
+    monkeypatch.setattr(errors, "_TOKENS", 32)
+    monkeypatch.setattr(errors, "_HELD_OUT_WINDOWS", 1)
+    settings = SizesSettings((), (), (), 1, Path())
+    rows = list(errors.measure(str(DOCLM), settings, rates=(1e-8, 1e-3), seeds=(5,)))
+    assert len(rows) == 2 * 2 * 6 and {row["seed"] for row in rows} == {5}
+    found = {(row["subject"], row["form"], row["bit_error_rate"], row["corrected"]): row for row in rows}
+    for (subject, form, rate, corrected), row in found.items():
+        if corrected or rate == 1e-8:
+            assert row["bits_flipped"] <= (0 if corrected else 6) and (row["bits_flipped"] or row["loss_increase"] == 0)
+        elif form == "coded":
+            assert row["loss"] is None and row["tensors_rejected"] > 40
+        else:
+            assert row["bits_flipped"] > 200 and (row["loss"] is None or row["loss_increase"] > 0.01), (subject, form)
