@@ -18,11 +18,11 @@ from nearflash.device import Device, open_device
 from nearflash.device.drivers.expand import expand_matrix
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.weights.coded import expand_coded
-from nearflash.weights.file import WeightsTensor
+from nearflash.weights.file import PackedTensor, WeightsTensor
 from nearflash.weights.groups import expand_groups
 from nearflash.weights.rans import expand_rans
 
-__all__ = ["ELEMENTS", "expand", "matrix_header"]
+__all__ = ["ELEMENTS", "expand", "expand_packed", "matrix_header"]
 
 ELEMENTS = {"F16": ElementFormat.FP16, "BF16": ElementFormat.BF16, "I8": ElementFormat.INT8}
 """Formats of tensors that can be compressed."""
@@ -75,6 +75,18 @@ def expand(
     header = BitmapHeader.unpack(source[:HEADER_BYTES], len(data))
     check_groups(data.data, header)
     return _expand_stream(data, header, (header.rows, header.columns), out, device, executor)
+
+
+def expand_packed(packed: PackedTensor) -> NDArray[np.uint16]:
+    """Patterns, of the tensor's shape, of a packed tensor of fp16 or bf16, by the caller's thread where it is small."""
+    out = np.empty(packed.shape, np.uint16)
+    if packed.form.startswith("int"):
+        rows = out.reshape(-1, packed.shape[-1])
+        expand_groups(packed.data, rows, int(packed.form.removeprefix("int")), ELEMENTS[packed.dtype])
+        return out
+    values = packed.data if packed.form == "dense" else expand(packed.data.tobytes())
+    out[:] = values.view(np.uint16).reshape(packed.shape)
+    return out
 
 
 def _expand_tensor(

@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from nearflash.weights.compress import compress_tensor
-from nearflash.weights.expand import ELEMENTS, expand
-from nearflash.weights.groups import expand_groups
+from nearflash.weights.expand import expand_packed
 from nearflash.weights.layers import layer_matrices, layers_with_matrices
 from nearflash.weights.perplexity import perplexity
 from nearflash.weights.prune import prune
 
 __all__ = ["LayerForm", "LayerSearch", "MeasuredForm", "list_choices", "list_steps", "pick_by_loss", "pick_by_size"]
 
-_NAMES = {torch.float16: "F16", torch.bfloat16: "BF16"}
 SPARSITIES = (0.25, 0.5)
 """Shares of a layer's weights that are pruned, beside none."""
 
@@ -179,13 +177,7 @@ def _compress_and_expand(name: str, weight: Tensor, choice: LayerForm) -> tuple[
     packed = compress_tensor(name, values, choice.format, choice.bits)
     if choice.bits == 16:
         return len(packed.data), weight
-    out = np.empty_like(patterns)
-    if packed.form == "bitmap":
-        out[:] = expand(packed.data.tobytes()).view(np.uint16).reshape(out.shape)
-    else:
-        rows = out.reshape(-1, out.shape[-1])
-        expand_groups(packed.data, rows, choice.bits, ELEMENTS[_NAMES[weight.dtype]])
-    return len(packed.data), torch.from_numpy(out).view(weight.dtype)
+    return len(packed.data), torch.from_numpy(expand_packed(packed)).view(weight.dtype)
 
 
 def pick_by_size(steps: Sequence[dict[int, MeasuredForm]], room_bytes: int) -> dict[int, MeasuredForm]:

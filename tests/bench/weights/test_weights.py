@@ -146,3 +146,11 @@ def test_a_process_over_its_cap_is_named(folders, tmp_path, monkeypatch):
     monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 1 << 20)
     rows = list(forward.measure(folders, tmp_path, 16 << 20))
     assert all("did not end: " in row["skipped"] for row in rows)
+
+
+def test_peers_and_fp8_are_beside_their_entropy():
+    weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(2)) * 0.02
+    for row in sizes._fp8_rows([weight]):
+        assert row["entropy_bound_fraction"] < row["bytes_fraction"] < row["entropy_bound_fraction"] + 0.05
+    for row in sizes._peer_rows({"weight": weight.bfloat16()}, "bf16"):
+        assert 0.6 < row["bytes_fraction"] < 1

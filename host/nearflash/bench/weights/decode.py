@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
 from nearflash.bench.disk import disk_rate
 from nearflash.bench.stopwatch import time_call
-from nearflash.bench.weights.sizes import SizesSettings, load_named, settings_of
+from nearflash.bench.weights.sizes import ZSTD_LEVEL, SizesSettings, load_named, settings_of
 from nearflash.device.backends.host.matrix import expand_into
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights import compress_tensor
@@ -37,7 +37,6 @@ from nearflash.weights.prune import prune
 __all__ = ["bind_to", "measure"]
 
 _REPEATS = 7
-_ZSTD_LEVEL = 3
 
 
 @dataclass
@@ -79,7 +78,7 @@ def _list_cases(formats: Iterable[str], dtype: str) -> Iterator[tuple[str, Calla
     """Cases of the bench: weights as they are or pruned, what packs them, its name; peers where they are installed."""
     peers: dict[str, Callable[[NDArray[Any]], _Tensor]] = {"copy": _copy}
     if find_spec("zstandard"):
-        peers[f"zstd-{_ZSTD_LEVEL}"] = _zstd
+        peers[f"zstd-{ZSTD_LEVEL}"] = _zstd
     if find_spec("zipnn"):
         peers["zipnn"] = partial(_zipnn, dtype=dtype)
     for source in ("none", "magnitude"):
@@ -157,7 +156,7 @@ def _zstd(values: NDArray[Any]) -> _Tensor:
     import zstandard
 
     dense, out = _new(values)
-    packed, codec = zstandard.ZstdCompressor(_ZSTD_LEVEL).compress(dense.tobytes()), zstandard.ZstdDecompressor()
+    packed, codec = zstandard.ZstdCompressor(ZSTD_LEVEL).compress(dense.tobytes()), zstandard.ZstdDecompressor()
 
     def expand(to: NDArray[np.uint8]) -> None:
         to[:] = np.frombuffer(codec.decompress(packed), np.uint8)

@@ -7,30 +7,40 @@ The bound of a lossless 16-bit format: the entropy of which elements are zero, a
 of its significand, and the entropy of its exponent; of each tensor by itself, elements taken as independent.
 """
 
-import tempfile
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference.texts import manual_text
 from nearflash.offload.cache.groups import decode, encode
-from nearflash.weights import expand, open_checkpoint
-from nearflash.weights.convert import Written, layer_weights, write_model
+from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.weights.compress import compress_tensor
+from nearflash.weights.convert import layer_weights
+from nearflash.weights.expand import expand_packed
+from nearflash.weights.file import PackedTensor
 from nearflash.weights.perplexity import hold_out, perplexity, windows
 from nearflash.weights.pretrained import DTYPES, load_pretrained, token_ids
 from nearflash.weights.prune import prune
+from nearflash.weights.rans import pack_rans
 
 __all__ = [
     "DTYPE_NAMES",
     "FORMATS",
     "OF",
+    "ZSTD_LEVEL",
     "MissingModelError",
     "RoundedCache",
     "SizesSettings",
@@ -53,6 +63,7 @@ PRUNINGS: dict[str, dict[str, Any]] = {
     "wanda-2:4": {"method": "wanda", "pattern": (2, 4)},
 }
 """Options of `prune`; half of the weights each."""
+ZSTD_LEVEL = 3
 _TOKENS = 512
 _HELD_OUT_WINDOWS = 16
 """For the perplexity, at most."""
@@ -111,9 +122,16 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
         rounded = {name: model.get_parameter(name).half().float() for name in names}
         losses = _losses("perplexity_of_fp16", model, rounded, others, kv=not options)
         for dtype in settings.dtypes:
+            narrow = {name: model.get_parameter(name).to(DTYPES[dtype]) for name in names}
+            bound = sum(map(entropy_bound, narrow.values())) / sum(8 * weight.nbytes for weight in narrow.values())
             for format in formats:
-                row = _row(model, names, format, dtype, settings.path, others)
+                row = _row(model, narrow, format, bound, others)
                 yield {"pruning": pruning, "format": format, "dtype": dtype, **losses, **row}
+            if settings.formats == FORMATS and pruning in ("none", "magnitude"):
+                yield from ({"pruning": pruning, "dtype": dtype, "of": OF, "entropy_bound_fraction": bound, **row}
+                            for row in _peer_rows(narrow, dtype))  # fmt: skip
+        if settings.formats == FORMATS and pruning in ("none", "magnitude"):
+            yield from ({"pruning": pruning, **row} for row in _fp8_rows([model.get_parameter(name) for name in names]))
 
 
 def _restore(model: Any, weights: Mapping[str, Tensor]) -> None:
@@ -148,36 +166,67 @@ def _round_states(states: Tensor) -> Tensor:
     return out
 
 
-def _row(model: Any, names: list[str], format: str, dtype: str, path: Path, tokens: Tensor) -> dict[str, Any]:
-    settings, written = settings_of(format), list[Written]()
-    lossless = settings["bits"] == 16
-    narrow = {name: model.get_parameter(name).to(DTYPES[dtype]) for name in names}
-    with tempfile.TemporaryDirectory(prefix=".nearflash-weights-", dir=path) as folder:
-        write_model(model, Path(folder), **settings, dtype=DTYPES[dtype], compressed=names, written=written.append)
-        tensors = {name: tensor for name, tensor in open_checkpoint(folder).items() if name in narrow}
-        expanded = {name: _expand_tensor(tensor, DTYPES[dtype]) for name, tensor in tensors.items()}
-    inner = [tensor for tensor in written if tensor.name in narrow]
-    equal = all(torch.equal(_patterns(narrow[name]), _patterns(expanded[name])) for name in names)
+def _row(model: Any, narrow: Mapping[str, Tensor], format: str, bound: float, tokens: Tensor) -> dict[str, Any]:
+    settings = settings_of(format)
+    with ThreadPoolExecutor(os.cpu_count() or 1, initializer=set_ieee_arithmetic) as pool:
+        outcomes = list(pool.map(partial(_pack_and_expand, settings), narrow.items()))
+    stored = sum(len(packed.data) for packed, _ in outcomes)
+    expanded = {packed.name: weight for packed, weight in outcomes}
+    elements = sum(weight.numel() for weight in narrow.values())
     row: dict[str, Any] = {
-        "density": sum(tensor.values for tensor in inner) / sum(tensor.elements for tensor in inner),
-        "bytes_fraction": sum(tensor.stored_bytes for tensor in inner) / sum(tensor.dense_bytes for tensor in inner),
+        "density": sum(int(torch.count_nonzero(weight)) for weight in narrow.values()) / elements,
+        "bytes_fraction": stored / sum(weight.nbytes for weight in narrow.values()),
         "of": OF,
-        "forms": dict(sorted(Counter(tensor.form for tensor in inner).items())),
-        "lossless": int(equal),
+        "forms": dict(sorted(Counter(packed.form for packed, _ in outcomes).items())),
+        "lossless": int(all(torch.equal(_patterns(narrow[name]), _patterns(expanded[name])) for name in narrow)),
     }
-    if lossless:
-        bounds = [entropy_bound(weight) for weight in narrow.values()]
-        row["entropy_bound_fraction"] = sum(bounds) / sum(8 * tensor.dense_bytes for tensor in inner)
-        return row
-    if dtype == "fp16":
+    if settings["bits"] == 16:
+        row["entropy_bound_fraction"] = bound
+    elif next(iter(narrow.values())).dtype == torch.float16:
         row |= _losses("perplexity", model, expanded, tokens, kv=format.startswith("int"))
     return row
 
 
-def _expand_tensor(tensor: Any, dtype: torch.dtype) -> Tensor:
-    out = torch.empty(tensor.shape, dtype=dtype)
-    expand(tensor, out=out)
-    return out
+def _pack_and_expand(settings: Mapping[str, Any], named: tuple[str, Tensor]) -> tuple[PackedTensor, Tensor]:
+    """A weight packed, and what that expands to."""
+    name, weight = named
+    packed = compress_tensor(name, _array(weight), **settings)
+    return packed, torch.from_numpy(expand_packed(packed)).view(weight.dtype)
+
+
+def _array(weight: Tensor) -> NDArray[Any]:
+    words: NDArray[Any] = _patterns(weight.contiguous()).numpy()
+    return words.view(np.float16 if weight.dtype == torch.float16 else np.uint16)
+
+
+def _peer_rows(narrow: Mapping[str, Tensor], dtype: str) -> Iterator[dict[str, Any]]:
+    """Bytes by other packages, of those that are installed."""
+    peers = {}
+    if find_spec("zstandard"):
+        from zstandard import ZstdCompressor
+
+        peers[f"zstd-{ZSTD_LEVEL}"] = ZstdCompressor(ZSTD_LEVEL).compress
+    if find_spec("zipnn"):
+        from zipnn import ZipNN
+
+        codec = ZipNN(bytearray_dtype={"bf16": "bfloat16", "fp16": "float16"}[dtype], input_format="byte")
+        peers["zipnn"] = lambda data: codec.compress(bytearray(data))
+    for name, compress in peers.items():
+        stored = sum(len(compress(_array(weight).tobytes())) for weight in narrow.values())
+        yield {"format": name, "bytes_fraction": stored / sum(weight.nbytes for weight in narrow.values())}
+
+
+def _fp8_rows(weights: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
+    """Bytes of weights cast to fp8 with a scale a row, coded, of their fp8 bytes; the bound is their bytes' entropy."""
+    for name, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
+        stored, bound, elements = 0, 0.0, 0
+        for weight in weights:
+            largest = weight.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+            values = (weight * (torch.finfo(dtype).max / largest)).to(dtype).view(torch.uint8).reshape(-1)
+            stored, elements = stored + len(pack_rans(values.numpy())), elements + values.numel()
+            bound += values.numel() * _entropy(torch.bincount(values.int(), minlength=256))
+        yield {"format": "coded", "dtype": f"fp8-{name}", "of": "dense fp8 bytes, without their scales",
+               "bytes_fraction": stored / elements, "entropy_bound_fraction": bound / (8 * elements)}  # fmt: skip
 
 
 def _patterns(weight: Tensor) -> Tensor:
