@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 65_900, "rtl": 29_500, "sim": 15_900, "hls": 100, "tests": 73_000}
+LINES = {"host": 67_300, "rtl": 29_500, "sim": 15_900, "hls": 100, "tests": 73_500}
 
 
 @pytest.mark.parametrize("top", LINES)
