@@ -1,7 +1,6 @@
 """Loss against raw bit error rate, from the rows of the bench.
 
-nearflash bench weights --parts errors --json > rows.jsonl; python -m nearflash.bench.weights.plot rows.jsonl
-docs/results/errors.png
+nearflash bench weights --parts errors --json > rows.jsonl; python -m nearflash.bench.weights.plot rows.jsonl errors.png
 """
 
 import json
