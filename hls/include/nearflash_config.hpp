@@ -199,6 +199,15 @@ struct expand_pynq_z2 {
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::uint64_t digest = 0xae1739f41bcaccb5ull;
 };
+struct expand_tiny_levels {
+    static constexpr std::int64_t width = 4;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t columns_max = 65536;
+    static constexpr std::int64_t outstanding_bursts = 4;
+    static constexpr std::int64_t burst_bytes = 512;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::uint64_t digest = 0x248ba72e8e573f8eull;
+};
 struct expand_smartssd {
     static constexpr std::int64_t width = 16;
     static constexpr std::int64_t port_bits = 512;
@@ -207,5 +216,14 @@ struct expand_smartssd {
     static constexpr std::int64_t burst_bytes = 4096;
     static constexpr std::int64_t clock_hz = 300000000;
     static constexpr std::uint64_t digest = 0x429821141619245aull;
+};
+struct expand_smartssd_levels {
+    static constexpr std::int64_t width = 16;
+    static constexpr std::int64_t port_bits = 512;
+    static constexpr std::int64_t columns_max = 65536;
+    static constexpr std::int64_t outstanding_bursts = 8;
+    static constexpr std::int64_t burst_bytes = 4096;
+    static constexpr std::int64_t clock_hz = 300000000;
+    static constexpr std::uint64_t digest = 0xba6756cf48ce3ab8ull;
 };
 }  // namespace nearflash

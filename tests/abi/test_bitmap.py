@@ -21,7 +21,7 @@ from nearflash.abi.errors import FormatError, ShapeError, StreamError
 from nearflash.abi.topk import StreamFault
 
 FP16, BF16, INT8, INT4 = ElementFormat
-PLAIN, EXPONENTS = Coding
+PLAIN, EXPONENTS, _ = Coding
 FORMATS = {
     (FP16, PLAIN, None): RowFormat.PLAIN16, (BF16, PLAIN, None): RowFormat.PLAIN16,
     (INT8, PLAIN, None): RowFormat.PLAIN8, (FP16, EXPONENTS, None): RowFormat.CODED_FP16,

@@ -10,7 +10,7 @@ from nearflash.abi.emit import outputs
 
 #: Model modules with no gateware of the same path: what they hold is spread over several units there, or in none yet.
 MODEL_ONLY: set[str] = {
-    "weights/fields.py", "weights/levels.py", "weights/rans.py", "fp/bits.py", "update/state.py",
+    "weights/fields.py", "weights/rans.py", "fp/bits.py", "update/state.py",
     *(f"attention/{name}.py" for name in ("random_vectors", "vectors", "gather", "head")),
     *(f"attention/memory/{name}.py" for name in (
         "finite", "image", "index", "placement", "settings", "source", "traffic")),

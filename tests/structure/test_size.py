@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 67_300, "rtl": 29_500, "sim": 15_900, "hls": 100, "tests": 73_500}
+LINES = {"host": 67_700, "rtl": 30_200, "sim": 16_000, "hls": 100, "tests": 74_000}
 
 
 @pytest.mark.parametrize("top", LINES)

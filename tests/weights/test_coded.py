@@ -7,9 +7,9 @@ from crc32c import crc32c
 from nearflash.abi.bitmap import HEADER_BYTES
 from nearflash.abi.coded import CodedHeader
 from nearflash.abi.errors import FormatError, StreamError
+from nearflash.device.backends.host.coded import expand_coded
 from nearflash.model.weights.levels import expand_levels
 from nearflash.weights import compress_tensor, expand, pack, pack_coded
-from nearflash.weights.coded import expand_coded
 
 RNG = np.random.default_rng(50)
 GOLDEN = ["b1e14ac4", "42d8ce5d", "41ca137b", "831f538c"]

@@ -85,6 +85,8 @@ class Coding(IntEnum):
     """The elements themselves."""
     EXPONENTS = 1
     """Planes of bits, with the exponents as codes of a codebook."""
+    LEVELS = 2
+    """Of no matrix: coded weights (nearflash.abi.coded)."""
 
 
 class RowFormat(IntEnum):

@@ -20,10 +20,22 @@ from nearflash.abi.errors import FormatError, ShapeError
 from nearflash.abi.python310 import Self
 from nearflash.abi.topk import StreamFault
 
-__all__ = ["CODED_MAGIC", "LEVELS", "CodedHeader", "CodedSection", "level_bits", "list_sections"]
+__all__ = [
+    "CODEBOOK_ENTRIES_MAX",
+    "CODED_MAGIC",
+    "CODED_VERSION",
+    "LEVELS",
+    "CodedHeader",
+    "CodedSection",
+    "LevelFormat",
+    "count_entries",
+    "level_bits",
+    "level_format",
+    "list_sections",
+]
 
 CODED_MAGIC = b"NFCW"
-_VERSION = 1
+CODED_VERSION = 1
 _HEADER = struct.Struct("<4sHBBB3xIIQQI20x")
 _MOST = 1 << 48
 """Elements of a tensor, at most."""
@@ -43,12 +55,40 @@ class CodedSection(IntEnum):
     VALUES = 8
 
 
+class LevelFormat(IntEnum):
+    """Coded weights among the formats of the `expand` kernel, numbered behind nearflash.abi.bitmap.RowFormat."""
+
+    LEVELS_FP16 = 6
+    LEVELS_BF16 = 7
+
+    @property
+    def element(self) -> ElementFormat:
+        """Format of the elements."""
+        return ElementFormat.FP16 if self is LevelFormat.LEVELS_FP16 else ElementFormat.BF16
+
+
 LEVELS = (CodedSection.FIRST, CodedSection.SECOND, CodedSection.THIRD, CodedSection.FOURTH)
+
+
+def level_format(element: ElementFormat) -> LevelFormat:
+    """Format of coded weights of fp16 or bf16. Raises FormatError for others."""
+    if element not in (ElementFormat.FP16, ElementFormat.BF16):
+        raise FormatError(f"coded weights must be of fp16 or bf16, not of {element.name}")
+    return LevelFormat.LEVELS_FP16 if element is ElementFormat.FP16 else LevelFormat.LEVELS_BF16
 
 
 def level_bits(code_bits: int) -> tuple[int, ...]:
     """Bits of a code of each level. The last one, all ones, leads on to the next level; the others are exponents'."""
     return code_bits, 1, code_bits, 2
+
+
+def count_entries(code_bits: int) -> int:
+    """Exponents that have codes: of each level as many as its codes without the last."""
+    return sum((1 << bits) - 1 for bits in level_bits(code_bits))
+
+
+CODEBOOK_ENTRIES_MAX = count_entries(2)
+"""Exponents, a byte each, in the largest codebook."""
 
 
 def list_sections(element: ElementFormat, code_bits: int, has_bitmap: bool) -> dict[CodedSection, int]:
@@ -101,8 +141,8 @@ class CodedHeader:
 
     @property
     def codebook_entries(self) -> int:
-        """Exponents that have codes: of each level as many as its codes without the last."""
-        return sum((1 << bits) - 1 for bits in level_bits(self.code_bits))
+        """Exponents that have codes."""
+        return count_entries(self.code_bits)
 
     @property
     def sections(self) -> dict[CodedSection, int]:
@@ -113,7 +153,7 @@ class CodedHeader:
         """The header's 64 bytes; the last four are the CRC32C of those before."""
         kind = self.element, self.code_bits, self.has_bitmap
         sizes = self.block_elements, self.group_blocks, self.elements, self.stream_bytes, self.ends_crc32c
-        text = _HEADER.pack(CODED_MAGIC, _VERSION, *kind, *sizes)
+        text = _HEADER.pack(CODED_MAGIC, CODED_VERSION, *kind, *sizes)
         return text + crc32c(text).to_bytes(4, "little")
 
     @classmethod
@@ -123,7 +163,7 @@ class CodedHeader:
             raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes", cls.what)
         fields = _HEADER.unpack(text[: _HEADER.size])
         magic, version, element, code_bits, has_bitmap, block_elements, group_blocks, elements, stated, ends = fields
-        if magic != CODED_MAGIC or version != _VERSION:
+        if magic != CODED_MAGIC or version != CODED_VERSION:
             raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}", cls.what)
         if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
             raise bitmap_error(StreamFault.CHECKSUM, "another one in its header", cls.what)

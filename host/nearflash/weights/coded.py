@@ -1,12 +1,10 @@
-"""Weights packed with coded exponents, losslessly, pruned or not; and expanded by the host's cores.
+"""Weights packed with coded exponents, losslessly, pruned or not.
 
 Format: nearflash.abi.coded. The codes of a group are chosen for it; whether there is a bitmap, and bits of the first
 code, by what makes the tensor smallest.
 """
 
-from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,11 @@ from numpy.typing import NDArray
 from nearflash.abi.bitmap import GROUP_END_BYTES, HEADER_BYTES, SECTION_BYTES, ElementFormat, pack_group_end
 from nearflash.abi.coded import CodedHeader, level_bits
 from nearflash.abi.errors import FormatError
-from nearflash.device.backends.host.matrix import expand_parts, find_parts
-from nearflash.device.backends.host.vector.coded import TABLE_COLUMNS, expand_blocks, find_coded_groups
 from nearflash.device.backends.host.vector.coded_pack import BlockPacker, count_exponents
 from nearflash.weights.arrays import patterns
 
-__all__ = ["expand_coded", "pack_coded"]
+__all__ = ["pack_coded"]
 
-Bytes = NDArray[np.uint8]
 Fields = NDArray[Any]
 _BLOCK_ELEMENTS, _GROUP_BLOCKS = 1 << 16, 4
 _ESCAPE_BITS = 8
@@ -96,26 +91,3 @@ def _pack_group(number: int, words: Fields, counts: Fields, header: CodedHeader,
         at += packer.pack(block, ranks, body[at:])
     data = body[:at].tobytes()
     return data + pack_group_end(number, crc32c(data), len(data))
-
-
-def expand_coded(stream: Bytes, out: NDArray[Any], executor: Executor | None = None) -> None:
-    """Write the elements of coded weights to `out`, uint16 patterns, of as many elements.
-
-    Groups are compared with their own checksums; check_groups tells whether they are this stream's. executor: by
-    default the caller's thread for few elements, `expand_pool` for others. Raises StreamError; elements before the
-    fault may have been written.
-    """
-    header = CodedHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
-    assert out.flags.c_contiguous and out.size == header.elements and out.dtype.itemsize == 2
-    elements = out.reshape(-1)
-
-    def expand(part: tuple[int, NDArray[np.int64]]) -> int:
-        first_block, table = part
-        expand_blocks(stream, header, table, elements[first_block * header.block_elements :])
-        return len(table)
-
-    parts = find_parts(
-        stream, header, partial(find_coded_groups, stream, header), (header.blocks, header.group_blocks, TABLE_COLUMNS),
-        2 * header.block_elements * header.group_blocks, "ones behind the last element of block {place}",
-    )  # fmt: skip
-    expand_parts(parts, expand, out.nbytes, executor)

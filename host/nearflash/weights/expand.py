@@ -15,9 +15,9 @@ from nearflash.abi.errors import FormatError, ShapeError, StreamError, UnknownDe
 from nearflash.abi.rans import RANS_MAGIC, RansHeader
 from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
+from nearflash.device.backends.host.coded import expand_coded
 from nearflash.device.drivers.expand import expand_matrix
 from nearflash.storage.io.reuse import reuse_buffer
-from nearflash.weights.coded import expand_coded
 from nearflash.weights.file import PackedTensor, WeightsTensor
 from nearflash.weights.groups import expand_groups
 from nearflash.weights.rans import expand_rans

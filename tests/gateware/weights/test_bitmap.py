@@ -75,5 +75,5 @@ def test_latency_from_either_input():
 def test_messages():
     with pytest.raises(ValueError, match="width must be a power of two from 4 to 64 elements, not 24"):
         BitmapExpander(24, 8)
-    with pytest.raises(ValueError, match="element_bits must be 8 or 16, not 4"):
+    with pytest.raises(ValueError, match="element_bits must be 1, 2, 8 or 16, not 4"):
         BitmapExpander(8, 4)

@@ -23,10 +23,10 @@ from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
 from nearflash.bench.disk import disk_rate
 from nearflash.bench.stopwatch import time_call
 from nearflash.bench.weights.sizes import ZSTD_LEVEL, SizesSettings, load_named, settings_of
+from nearflash.device.backends.host.coded import expand_coded
 from nearflash.device.backends.host.matrix import expand_into
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights import compress_tensor
-from nearflash.weights.coded import expand_coded
 from nearflash.weights.convert import layer_weights
 from nearflash.weights.expand import ELEMENTS
 from nearflash.weights.file import PackedTensor
@@ -192,6 +192,6 @@ def _expander(packed: PackedTensor) -> Callable[[NDArray[np.uint8]], None]:
         header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
         return lambda to: expand_into(data, to.reshape(header.rows, -1))  # type: ignore[return-value]
     if packed.form == "coded":
-        return lambda to: expand_coded(data, to.view(np.uint16))
+        return lambda to: expand_coded(data, to.view(np.uint16))  # type: ignore[return-value]
     bits, output, columns = int(packed.form.removeprefix("int")), ELEMENTS[packed.dtype], packed.shape[-1]
     return lambda to: expand_groups(data, to.view(np.uint16).reshape(-1, columns), bits, output)

@@ -22,8 +22,9 @@ from nearflash.abi.attention.codeword import BCH_ERRORS, CODEWORD_BYTES, MESSAGE
 from nearflash.abi.errors import StreamError
 from nearflash.bench.inference.texts import manual_text
 from nearflash.bench.weights.sizes import SizesSettings, load_named
+from nearflash.device.backends.host.coded import expand_coded
 from nearflash.offload.cache.groups import decode, encode
-from nearflash.weights.coded import expand_coded, pack_coded
+from nearflash.weights.coded import pack_coded
 from nearflash.weights.convert import layer_weights
 from nearflash.weights.expand import ELEMENTS
 from nearflash.weights.groups import expand_groups, pack_groups

@@ -1,38 +1,98 @@
 """Coded weights, block by block: the reference of what expands them. Format and faults: nearflash.abi.coded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import GROUP_END, HEADER_BYTES, SECTION_BYTES, bitmap_error, section_bytes
-from nearflash.abi.coded import LEVELS, CodedHeader, CodedSection
+from nearflash.abi.bitmap import (
+    GROUP_END,
+    GROUP_END_BYTES,
+    HEADER_BYTES,
+    SECTION_BYTES,
+    ElementFormat,
+    bitmap_error,
+    pack_group_end,
+    section_bytes,
+)
+from nearflash.abi.coded import LEVELS, CodedHeader, CodedSection, level_bits
 from nearflash.abi.crc import crc32c
 from nearflash.abi.topk import StreamFault
-from nearflash.model.weights.fields import split_fields
+from nearflash.model.weights.fields import join_fields, split_fields
 
-__all__ = ["expand_levels"]
+__all__ = ["expand_levels", "join_values", "pack_levels", "read_blocks"]
 
 
 def expand_levels(stream: bytes) -> NDArray[np.uint16]:
     """Patterns (elements,) of coded weights. Raises StreamError for the first fault in stream order."""
+    return np.concatenate([dense for dense, _ in read_blocks(stream)])
+
+
+def read_blocks(stream: bytes) -> Iterator[tuple[NDArray[np.uint16], int]]:
+    """Patterns (elements,) of each block, and how many of them have a value. Raises StreamError, in stream order."""
     header = CodedHeader.unpack(stream[:HEADER_BYTES], len(stream))
-    reader, left = _Stream(stream), header.elements
-    parts: list[NDArray[np.uint16]] = []
+    reader, left, number = _Stream(stream), header.elements, 0
     for group in range(header.groups):
         begin, book = reader.at, list(reader.take(SECTION_BYTES)[: header.codebook_entries])
         for _ in range(header.group_blocks):
-            if left:
-                elements = min(left, header.block_elements)
-                parts.append(_expand_block(reader, header, book, elements, len(parts)))
-                left -= elements
+            if not left:
+                break
+            elements = min(left, header.block_elements)
+            yield _expand_block(reader, header, book, elements, number)
+            left, number = left - elements, number + 1
         end = reader.at
         if GROUP_END.unpack(reader.take(SECTION_BYTES)) != (group, crc32c(stream[begin:end])):
             raise bitmap_error(StreamFault.CHECKSUM, f"another one in group {group}", header.what)
     if reader.at != len(stream):
         raise bitmap_error(StreamFault.LENGTH, f"{reader.at} bytes of {len(stream)}", header.what)
-    return np.concatenate(parts)
+
+
+def pack_levels(
+    words: NDArray[np.uint16], element: ElementFormat, code_bits: int, has_bitmap: bool,
+    block_elements: int, group_blocks: int = 4,
+) -> bytes:  # fmt: skip
+    """Coded weights of patterns (elements,), of any values and choice of codes: for tests of what expands them."""
+    header = CodedHeader(element, code_bits, has_bitmap, words.size, block_elements, group_blocks, 0)
+    size, groups = block_elements * group_blocks, list[bytes]()
+    for first in range(0, words.size, size):
+        body = _pack_group(words[first : first + size], header)
+        groups.append(body + pack_group_end(len(groups), crc32c(body), len(body)))
+    ends = b"".join(group[-SECTION_BYTES:][:GROUP_END_BYTES] for group in groups)
+    stream_bytes = HEADER_BYTES + sum(map(len, groups))
+    return b"".join([replace(header, stream_bytes=stream_bytes, ends_crc32c=crc32c(ends)).pack(), *groups])
+
+
+def _pack_group(words: NDArray[np.uint16], header: CodedHeader) -> bytes:
+    number = header.element.number_format
+    exponents = words >> number.mantissa_bits & ((1 << number.exponent_bits) - 1)
+    counts = np.bincount(exponents[words != 0] if header.has_bitmap else exponents, minlength=256)
+    book = np.argsort(-counts, kind="stable")[: header.codebook_entries]
+    book[counts[book] == 0] = 0
+    ranks = np.full(256, header.codebook_entries)
+    ranks[book[::-1]] = np.arange(book.size)[::-1]  # of equal entries the first counts
+    body = bytes(book.tolist()).ljust(SECTION_BYTES, b"\0")
+    for first in range(0, words.size, header.block_elements):
+        body += _pack_block(words[first : first + header.block_elements], ranks, header)
+    return body
+
+
+def _pack_block(words: NDArray[np.uint16], ranks: NDArray[Any], header: CodedHeader) -> bytes:
+    number = header.element.number_format
+    values = words[words != 0] if header.has_bitmap else words
+    exponents = values >> number.mantissa_bits & ((1 << number.exponent_bits) - 1)
+    fields: dict[CodedSection, NDArray[Any]] = {CodedSection.BITMAP: words != 0}
+    ranked, escaped = ranks[exponents], exponents
+    for level, bits in zip(LEVELS, level_bits(header.code_bits), strict=True):
+        last = (1 << bits) - 1
+        fields[level], deeper = np.minimum(ranked, last), ranked >= last
+        ranked, escaped = ranked[deeper] - last, escaped[deeper]
+    dropped = number.mantissa_bits - 7
+    fields |= {CodedSection.ESCAPES: escaped, CodedSection.LOW: values & 1, CodedSection.MIDDLE: values >> 1 & 3,
+               CodedSection.VALUES: values >> 15 << 7 | values >> dropped & 127}  # fmt: skip
+    sections = (join_fields(fields[section], bits) for section, bits in header.sections.items())
+    return b"".join(text.ljust(section_bytes(8 * len(text)), b"\0") for text in sections)
 
 
 class _Stream:
@@ -55,8 +115,8 @@ class _Stream:
 
 def _expand_block(
     reader: _Stream, header: CodedHeader, book: list[int], elements: int, number: int
-) -> NDArray[np.uint16]:
-    """Patterns of a block: each value's codes are followed from level to level."""
+) -> tuple[NDArray[np.uint16], int]:
+    """Patterns of a block, and how many have a value."""
     present = np.ones(elements, bool)
     if header.has_bitmap:
         data = reader.take(section_bytes(elements))
@@ -64,26 +124,35 @@ def _expand_block(
         if np.unpackbits(np.frombuffer(data, np.uint8)).sum() != present.sum():
             raise bitmap_error(StreamFault.COUNT, f"ones behind the last element of block {number}", header.what)
     sections, values = header.sections, int(present.sum())
-    codes: list[list[int]] = []
+    fields: dict[CodedSection, NDArray[Any]] = {}
     count = values
     for level in LEVELS:
-        codes.append(reader.take_fields(sections[level], count).tolist())
-        count = codes[-1].count((1 << sections[level]) - 1)
-    codes.append(reader.take_fields(sections[CodedSection.ESCAPES], count).tolist())
-    rest = {section: reader.take_fields(bits, values).astype(np.uint16)
-            for section, bits in sections.items() if section > CodedSection.ESCAPES}  # fmt: skip
-    queues = [iter(level) for level in codes]
-    lasts = [(1 << sections[level]) - 1 for level in LEVELS]
-    exponents = np.array([_follow(queues, lasts, book) for _ in range(values)], np.uint16)
-    fields = header.element.number_format
-    high = rest[CodedSection.VALUES]
-    significand = high & 127
-    if CodedSection.LOW in rest:
-        significand = significand << 3 | rest[CodedSection.MIDDLE] << 1 | rest[CodedSection.LOW]
-    exponents &= (1 << fields.exponent_bits) - 1
+        fields[level] = reader.take_fields(sections[level], count)
+        count = int(np.count_nonzero(fields[level] == (1 << sections[level]) - 1))
+    fields[CodedSection.ESCAPES] = reader.take_fields(sections[CodedSection.ESCAPES], count)
+    for section, bits in sections.items():
+        if section > CodedSection.ESCAPES:
+            fields[section] = reader.take_fields(bits, values)
     dense = np.zeros(elements, np.uint16)
-    dense[present] = high >> 7 << 15 | exponents << fields.mantissa_bits | significand
-    return dense
+    dense[present] = join_values(fields, book, header.element, header.code_bits)
+    return dense, values
+
+
+def join_values(
+    fields: Mapping[CodedSection, NDArray[Any]], book: list[int], element: ElementFormat, code_bits: int
+) -> NDArray[np.uint16]:
+    """Patterns (values,) of a block's sections, each an array of fields, and its group's codebook."""
+    queues = [iter(fields[section].tolist()) for section in (*LEVELS, CodedSection.ESCAPES)]
+    lasts = [(1 << bits) - 1 for bits in level_bits(code_bits)]
+    high, number = fields[CodedSection.VALUES].astype(np.uint16), element.number_format
+    exponents = np.array([_follow(queues, lasts, book) for _ in range(high.size)], np.uint16)
+    significand = high & 127
+    if element is ElementFormat.FP16:
+        low, middle = (fields[section].astype(np.uint16) for section in (CodedSection.LOW, CodedSection.MIDDLE))
+        significand = significand << 3 | middle << 1 | low
+    exponents &= (1 << number.exponent_bits) - 1
+    values: NDArray[Any] = high >> 7 << 15 | exponents << number.mantissa_bits | significand
+    return values
 
 
 def _follow(queues: list[Iterator[int]], lasts: list[int], book: list[int]) -> int:

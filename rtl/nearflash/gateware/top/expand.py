@@ -1,4 +1,4 @@
-"""The `expand` kernel: one bitmap matrix in device memory to dense rows.
+"""The `expand` kernel: one bitmap matrix, or coded weights, in device memory to dense rows.
 
     s_axi_control ─ RegisterFile ─ ExpandSequencer
                          │               │
@@ -7,7 +7,8 @@
 
 Contract: the registers of nearflash.abi.registers.EXPAND, started as an XRT kernel (ap_ctrl_chain). The rows of a good
 matrix are written, row-major, each padded with zeros to a multiple of 64 bytes. A fault ends writing at the row where
-it was met: whole rows before it may have been written, nothing of it or behind it.
+it was met: whole rows before it may have been written, nothing of it or behind it. Builds with LevelFormats take coded
+weights, too: each of their blocks is a row.
 
 Timing: W elements a cycle while matrix and memory keep up; a row has a write burst of its own, so that short rows cost
 more. What comes before a row's values takes time that only the values of the row before hide.
@@ -18,7 +19,7 @@ from amaranth import Module, Mux, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
-from nearflash.abi.bitmap import SECTION_BYTES, ElementFormat, RowFormat, Section
+from nearflash.abi.bitmap import SECTION_BYTES, ElementFormat, RowFormat
 from nearflash.abi.kernel.config import ExpandConfig
 from nearflash.abi.registers import EXPAND
 from nearflash.gateware.bus.axi import Axi4Signature, connect_channels
@@ -28,6 +29,7 @@ from nearflash.gateware.bus.write import BurstWriter
 from nearflash.gateware.stream.gearbox import pieces
 from nearflash.gateware.stream.skid import SkidBuffer
 from nearflash.gateware.top.control import connect_control, connect_counters, control_members
+from nearflash.gateware.weights.matrix import is_levels
 from nearflash.gateware.weights.parser import MatrixParser
 from nearflash.gateware.weights.rows import RowExpander
 from nearflash.gateware.weights.sequencer import ExpandSequencer
@@ -61,14 +63,14 @@ class ExpandKernel(wiring.Component):
         config, bursts = self.config, {
             "max_outstanding": self.config.outstanding_bursts, "max_burst_bytes": self.config.burst_bytes
         }  # fmt: skip
-        formats = [RowFormat[name.upper()] for name in config.formats]
+        formats = [form for form in RowFormat if form.name.lower() in config.formats]
         m.submodules.registers = registers = RegisterFile(EXPAND)
         m.submodules.sequencer = sequencer = ExpandSequencer(config, registers.values.shape())
         m.submodules.reader = reader = BurstReader(config.port_bits, **bursts)
         # Words come from block RAM, whose output is slow: a checksum of one in the same cycle is the longest path.
         m.submodules.words = words = SkidBuffer(reader.o.payload.shape())
-        m.submodules.parser = parser = MatrixParser(config.port_bits, config.columns_max)
-        rows = RowExpander(config.width, config.port_bits, config.columns_max, formats)
+        m.submodules.parser = parser = MatrixParser(config.port_bits, config.columns_max, config.levels)
+        rows = RowExpander(config.width, config.port_bits, config.columns_max, formats, config.levels)
         m.submodules.rows = ResetInserter(sequencer.clear)(rows)
         m.submodules.writer = writer = BurstWriter(config.port_bits, **bursts)
 
@@ -93,8 +95,8 @@ class ExpandKernel(wiring.Component):
             *((getattr(parser, f"o_{name}"), getattr(rows, f"i_{name}")) for name in rows.streams),
         ):
             wiring.connect(m, source, sink)
-        for section in Section:
-            if (name := section.name.lower()) not in rows.streams:
+        for name in parser.sections:
+            if name not in rows.streams:
                 m.d.comb += getattr(parser, f"o_{name}").ready.eq(1)
         connect_channels(m, reader.bus, self.m_axi_gmem0)
         connect_channels(m, writer.bus, self.m_axi_gmem1)
@@ -107,6 +109,8 @@ class ExpandKernel(wiring.Component):
             writer.i.valid.eq(rows.o.valid),
             rows.o.ready.eq(writer.i.ready),
         ]
+        if config.levels:
+            m.d.comb += [rows.has_bitmap.eq(parser.has_bitmap), rows.wide.eq(parser.wide)]
         self._store(m, sequencer, rows, writer)
         self._count(m, registers, sequencer, reader, parser, rows, writer)
         return m
@@ -116,7 +120,11 @@ class ExpandKernel(wiring.Component):
         matrix = sequencer.matrix.payload
         address, blocks = Signal(64), Signal(32)
         block_elements = [pieces(matrix.columns, SECTION_BYTES // size) for size in (1, 2)]
-        m.d.sync += blocks.eq(Mux(matrix.row_format == RowFormat.PLAIN8, *block_elements))  # stands before a row
+        row_blocks = Signal(32) if self.config.levels else blocks
+        m.d.sync += row_blocks.eq(Mux(matrix.row_format == RowFormat.PLAIN8, *block_elements))  # stands before a row
+        if self.config.levels:
+            own = pieces(rows.o_row.payload.columns, SECTION_BYTES // 2)
+            m.d.comb += blocks.eq(Mux(is_levels(matrix.row_format), own, row_blocks))
         m.d.comb += [
             writer.i_command.payload.address.eq(address),
             writer.i_command.payload.beats.eq(blocks * (SECTION_BYTES // self.config.port_bytes)),
@@ -140,10 +148,13 @@ class ExpandKernel(wiring.Component):
     ) -> None:
         row = Signal()
         m.d.comb += row.eq(rows.o_row.valid & rows.o_row.ready)
+        elements = rows.columns
+        if self.config.levels:
+            elements = Mux(is_levels(rows.row_format), rows.o_row.payload.columns, rows.columns)
         events = {
             "cycles": 1,
             "rows_done": row,
-            "elements_done": Mux(row, rows.columns, 0),
+            "elements_done": Mux(row, elements, 0),
             "values_done": Mux(row, rows.o_row.payload.values, 0),
             "read_beats": reader.events.beat,
             "write_beats": writer.events.beat,

@@ -32,7 +32,7 @@ class BitmapExpander(wiring.Component):
     Parameters
     ----------
     width : elements a beat (W), a power of two from 4 to 64.
-    element_bits : 8 or 16.
+    element_bits : 1, 2, 8 or 16.
 
     Members
     -------
@@ -53,8 +53,8 @@ class BitmapExpander(wiring.Component):
     def __init__(self, width: int, element_bits: int) -> None:
         if width not in (4, 8, 16, 32, 64):
             raise ValueError(f"width must be a power of two from 4 to 64 elements, not {width!r}")
-        if element_bits not in (8, 16):
-            raise ValueError(f"element_bits must be 8 or 16, not {element_bits!r}")
+        if element_bits not in (1, 2, 8, 16):
+            raise ValueError(f"element_bits must be 1, 2, 8 or 16, not {element_bits!r}")
         self.width, self.element_bits = width, element_bits
         super().__init__(
             {

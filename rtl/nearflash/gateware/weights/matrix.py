@@ -4,12 +4,26 @@ Source: nearflash.abi.bitmap.
 """
 
 from enum import IntEnum
+from typing import Any
 
 from amaranth.lib import data
 
 from nearflash.abi.bitmap import CODEBOOK_ENTRIES, SECTIONS, RowFormat, Section
+from nearflash.abi.coded import CODEBOOK_ENTRIES_MAX, CodedSection, LevelFormat
 
-__all__ = ["CODED", "SCALED", "MatrixCommand", "MatrixFormat", "Part", "queue_words", "row_layout"]
+__all__ = [
+    "BLOCK_PARTS",
+    "CODED",
+    "SCALED",
+    "BlockPart",
+    "MatrixCommand",
+    "MatrixFormat",
+    "Part",
+    "block_layout",
+    "is_levels",
+    "queue_words",
+    "row_layout",
+]
 
 
 CODED = tuple(form for form, sections in SECTIONS.items() if Section.CODES in sections)
@@ -32,7 +46,10 @@ class MatrixFormat(data.Struct):
 
 
 class MatrixCommand(data.Struct):
-    """A matrix of `rows` x `columns` elements in `in_bytes` bytes; `stated` is in its header, `row_format` follows."""
+    """A matrix of `rows` x `columns` elements in `in_bytes` bytes; `stated` is in its header, `row_format` follows.
+
+    Of coded weights, whose row_format is a LevelFormat, `rows` are the elements and `columns` those of a block.
+    """
 
     in_bytes: 32
     rows: 32
@@ -55,7 +72,39 @@ class Part(IntEnum):
     END = 10
 
 
+class BlockPart(IntEnum):
+    """A section of a block of coded weights that no row has, numbered behind Part."""
+
+    FIRST = 11
+    SECOND = 12
+    THIRD = 13
+    FOURTH = 14
+    MIDDLE = 15
+
+
+BLOCK_PARTS = {section: (BlockPart if section.name in BlockPart.__members__ else Part)[section.name]
+               for section in CodedSection}  # fmt: skip
+"""Part of each section of a block of coded weights, in order."""
+
+
 def row_layout(columns_max: int) -> data.StructLayout:
     """A row whose sections are whole: its values, and where they are coded its escapes and its group's codebook."""
     count_bits = columns_max.bit_length()
     return data.StructLayout({"values": count_bits, "escapes": count_bits, "codebook": 8 * CODEBOOK_ENTRIES})
+
+
+def block_layout(elements_max: int) -> data.StructLayout:
+    """A row, or a block of coded weights, whose sections are whole: also its elements and the codes of each level."""
+    counts = ("columns", "seconds", "thirds", "fourths")
+    return data.StructLayout(
+        {
+            **row_layout(elements_max).members,
+            "codebook": 8 * CODEBOOK_ENTRIES_MAX,
+            **dict.fromkeys(counts, elements_max.bit_length()),
+        }
+    )
+
+
+def is_levels(row_format: Any) -> Any:
+    """Whether a command's format is one of coded weights."""
+    return row_format >= min(LevelFormat)

@@ -19,22 +19,34 @@ Source: nearflash.abi.bitmap.
 
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import C, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.bitmap import SECTION_BYTES, RowFormat, Section
+from nearflash.abi.coded import CODEBOOK_ENTRIES_MAX
 from nearflash.abi.crc import CRC_RESIDUE
 from nearflash.abi.topk import StreamFault
 from nearflash.gateware.coding.crc import Crc32c
 from nearflash.gateware.stream.gearbox import pieces
-from nearflash.gateware.weights.matrix import CODED, MatrixCommand, Part, row_layout
+from nearflash.gateware.weights.matrix import (
+    CODED,
+    BlockPart,
+    MatrixCommand,
+    Part,
+    block_layout,
+    is_levels,
+    row_layout,
+)
 from nearflash.gateware.weights.matrix_header import MatrixHeader
 from nearflash.gateware.weights.popcount import Counted, Popcount
 from nearflash.gateware.weights.sections import SectionPlan
 
 __all__ = ["MatrixParser"]
 
+_THREES = Counted.THREES_OF_4, Counted.THREES_OF_2
+"""In fp16, and in bf16."""
+_CODEBOOK_BITS = 8 * CODEBOOK_ENTRIES_MAX
 _BLOCK_BITS = 8 * SECTION_BYTES
 
 
@@ -45,13 +57,16 @@ class MatrixParser(wiring.Component):
     ----------
     port_bits : of a word: 64, 128, 256 or 512.
     columns_max : longest row, a multiple of 512.
+    levels : whether it takes coded weights apart, too (nearflash.abi.coded): a block is a row then.
 
     Members
     -------
     i_command : In stream of MatrixCommand, taken when all words of the one before were.
     i : In stream of words.
-    o_row : Out stream of `row_layout(columns_max)`.
-    o_bitmap, o_scales, o_low, o_codes, o_escapes, o_values : Out streams of words.
+    o_row : Out stream of `row_layout(columns_max)`, with `levels` of `block_layout(columns_max)`.
+    o_bitmap, o_scales, o_low, o_codes, o_escapes, o_values : Out streams of words; with `levels` also o_first,
+        o_second, o_third, o_fourth, o_middle.
+    has_bitmap, wide : Out, of coded weights: as MatrixHeader's, from the first row to the end; with `levels` only.
     fault : Out, StreamFault. wait : Out, a word is needed and not there.
     idle : Out, no command is in flight.
     """
@@ -59,16 +74,20 @@ class MatrixParser(wiring.Component):
     #: Cycles between the last word of a section and the first one of the next.
     PLAN_CYCLES = 3
 
-    def __init__(self, port_bits: int, columns_max: int) -> None:
-        self.port_bits, self.columns_max = port_bits, columns_max
-        self._plan = SectionPlan(columns_max)
+    def __init__(self, port_bits: int, columns_max: int, levels: bool = False) -> None:
+        self.port_bits, self.columns_max, self.levels = port_bits, columns_max, levels
+        self._plan = SectionPlan(columns_max, levels)
+        #: Parts that have a stream, by its name.
+        self.sections = {part.name.lower(): part for part in (*Section, *(BlockPart if levels else ()))}
+        layout = block_layout if levels else row_layout
         self._ones, self._crc = Popcount(port_bits, self._plan.bits_max), Crc32c(port_bits)
         super().__init__(
             {
                 "i_command": In(stream.Signature(MatrixCommand)),
                 "i": In(stream.Signature(port_bits)),
-                "o_row": Out(stream.Signature(row_layout(columns_max))),
-                **{f"o_{section.name.lower()}": Out(stream.Signature(port_bits)) for section in Section},
+                "o_row": Out(stream.Signature(layout(columns_max))),
+                **{f"o_{name}": Out(stream.Signature(port_bits)) for name in self.sections},
+                **(dict.fromkeys(("has_bitmap", "wide"), Out(1)) if levels else {}),
                 "fault": Out(StreamFault),
                 "wait": Out(1),
                 "idle": Out(1),
@@ -79,7 +98,7 @@ class MatrixParser(wiring.Component):
         """States that say what words are; beside them the checks."""
         m = Module()
         m.submodules.plan, m.submodules.ones, m.submodules.crc = plan, ones, crc = self._plan, self._ones, self._crc
-        m.submodules.header = header = MatrixHeader(self.port_bits)
+        m.submodules.header = header = MatrixHeader(self.port_bits, self.levels)
         now = _Registers(self, plan.bits_max // self.port_bits)
         inside = Signal()  # words are those of a part
         self._look(m, now, header, crc, inside)
@@ -93,7 +112,7 @@ class MatrixParser(wiring.Component):
                     now.words.useful.eq(pieces(plan.bits, self.port_bits)),
                     now.part_begins.eq(1),
                     # Only counted parts wait for the counter.
-                    now.settle.eq(Mux(_is_counted(now.part), ones.LATENCY - 1, 0)),
+                    now.settle.eq(Mux(self._is_counted(now.part), ones.LATENCY - 1, 0)),
                 ]
                 m.next = "CHECK"
             with m.State("CHECK"):
@@ -135,8 +154,8 @@ class MatrixParser(wiring.Component):
             crc.first.eq(now.message_begins),
             crc.data.eq(word),
             ones.bits.eq(now.bits),
-            ones.counted.eq(_count_unit(now.part, now.command.row_format)),
-            ones.enable.eq(taken & inside & _is_counted(now.part)),
+            ones.counted.eq(self._count_unit(now)),
+            ones.enable.eq(taken & inside & self._is_counted(now.part)),
             ones.word.eq(word),
             plan.part.eq(now.part),
             plan.row_format.eq(now.command.row_format),
@@ -157,6 +176,21 @@ class MatrixParser(wiring.Component):
             m.d.sync += now.first_word.eq(word)
         with m.If(crc.enable):
             m.d.sync += now.message_begins.eq(0)
+        if self.levels:
+            self._look_at_block(m, now, taken)
+
+    def _look_at_block(self, m: Module, now: "_Registers", taken: Signal) -> None:
+        """Lengths of a block's sections, and the second word of its codebook, where one word has not all of it."""
+        plan, left = self._plan, now.left.rows
+        m.d.sync += now.columns.eq(Mux(left < now.command.columns, left, now.command.columns))
+        m.d.comb += [
+            plan.columns.eq(Mux(is_levels(now.command.row_format), now.columns, now.command.columns)),
+            *(getattr(plan, name).eq(getattr(now.row, name)) for name in ("seconds", "thirds", "fourths")),
+            *(port.eq(now.levels[name]) for name in ("has_bitmap", "wide") for port in (getattr(plan, name),
+                                                                                       getattr(self, name))),
+        ]  # fmt: skip
+        with m.If(taken & (now.words.all == _BLOCK_BITS // self.port_bits - 1)):
+            m.d.sync += now.second_word.eq(self.i.payload)
 
     def _begin(self, m: Module, now: "_Registers") -> None:
         """Take a command."""
@@ -191,10 +225,10 @@ class MatrixParser(wiring.Component):
         """A word to its section's stream; padding, and blocks that are no sections, to none."""
         m.d.comb += self.i.ready.eq(1)
         with m.Switch(now.part):
-            for section in Section:
-                o = getattr(self, f"o_{section.name.lower()}")
+            for name, part in self.sections.items():
+                o = getattr(self, f"o_{name}")
                 m.d.comb += o.payload.eq(self.i.payload)
-                with m.Case(section):
+                with m.Case(part):
                     m.d.comb += o.valid.eq(self.i.valid & now.words.useful.any())
                     # Padding goes nowhere and waits for no one.
                     m.d.comb += self.i.ready.eq(o.ready | ~now.words.useful.any())
@@ -217,8 +251,10 @@ class MatrixParser(wiring.Component):
 
     def _advance(self, m: Module, now: "_Registers", header: MatrixHeader) -> None:
         """Use the part, and go to the part behind it."""
-        left = now.left
+        left, blocks = now.left, is_levels(now.command.row_format) if self.levels else C(0)
         coded = Cat(now.command.row_format == form for form in CODED).any()
+        if self.levels:
+            coded = coded | blocks
         m.d.sync += now.part.eq(self._plan.next)
         with m.Switch(now.part):
             with m.Case(Part.HEADER, Part.END):  # a group begins, and with it a message of the checksum
@@ -242,6 +278,48 @@ class MatrixParser(wiring.Component):
                     left.rows.eq(left.rows - 1),
                     left.group_rows.eq(left.group_rows - 1),
                 ]
+        if self.levels:
+            with m.If(blocks):
+                self._advance_block(m, now, header)
+
+    def _advance_block(self, m: Module, now: "_Registers", header: MatrixHeader) -> None:
+        """Use a part of coded weights where that differs: what is left are elements, taken off behind the bitmap."""
+        left, row, count = now.left, now.row, self._ones.count
+        with m.Switch(now.part):
+            with m.Case(Part.HEADER):
+                m.d.sync += [now.levels.has_bitmap.eq(header.has_bitmap), now.levels.wide.eq(header.wide)]
+            with m.Case(Part.CODEBOOK):
+                m.d.sync += row.codebook.eq(Cat(now.first_word, now.second_word)[:_CODEBOOK_BITS])
+            with m.Case(Part.BITMAP):
+                m.d.sync += [
+                    row.columns.eq(now.columns),
+                    row.values.eq(Mux(now.levels.has_bitmap, count, now.columns)),
+                    left.rows.eq(left.rows - now.columns),
+                ]
+            with m.Case(BlockPart.FIRST):
+                m.d.sync += row.seconds.eq(count)
+            with m.Case(BlockPart.SECOND):
+                m.d.sync += row.thirds.eq(count)
+            with m.Case(BlockPart.THIRD):
+                m.d.sync += row.fourths.eq(count)
+            with m.Case(BlockPart.FOURTH):
+                m.d.sync += row.escapes.eq(count)
+            with m.Case(Part.VALUES):
+                group_ends = (left.rows == 0) | (left.group_rows == 1)
+                m.d.sync += [now.part.eq(Mux(group_ends, Part.END, Part.BITMAP)), left.rows.eq(left.rows)]
+
+    def _is_counted(self, part: Signal) -> Any:
+        counted = (part == Part.BITMAP) | (part == Part.CODES)
+        return counted | ((part >= BlockPart.FIRST) & (part <= BlockPart.FOURTH)) if self.levels else counted
+
+    def _count_unit(self, now: "_Registers") -> Any:
+        """Unit of what is counted; of codes in levels of one bit, their ones."""
+        part, threes = now.part, Mux(now.command.row_format == RowFormat.CODED_FP16, *_THREES)
+        unit = Mux(part == Part.CODES, threes, Counted.ONES)
+        if not self.levels:
+            return unit
+        pairs = (part == BlockPart.FOURTH) | (((part == BlockPart.FIRST) | (part == BlockPart.THIRD)) & now.levels.wide)
+        return Mux(pairs, Counted.THREES_OF_2, unit)
 
 
 class _Registers:
@@ -266,16 +344,14 @@ class _Registers:
         """Of the part."""
         self.settle = Signal(range(parser._ones.LATENCY))
         """Cycles until the counter has the part's last word."""
+        if parser.levels:
+            self.levels = Signal(data.StructLayout({"has_bitmap": 1, "wide": 1}))
+            """Of the header."""
+            self.columns = Signal(range(parser.columns_max + 1))
+            """Elements of the next block."""
+            self.second_word = Signal(parser.port_bits, reset_less=True)
+            """Of the part."""
 
 
 def _log2(number: int) -> int:
     return number.bit_length() - 1
-
-
-def _is_counted(part: Signal) -> Any:
-    return (part == Part.BITMAP) | (part == Part.CODES)
-
-
-def _count_unit(part: Signal, row_format: Signal) -> Any:
-    threes = Mux(row_format == RowFormat.CODED_FP16, Counted.THREES_OF_4, Counted.THREES_OF_2)
-    return Mux(part == Part.CODES, threes, Counted.ONES)

@@ -15,6 +15,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.bitmap import SECTION_BYTES, Coding, ElementFormat, RowFormat, row_format
+from nearflash.abi.coded import LevelFormat
 from nearflash.abi.errors import FormatError
 from nearflash.abi.kernel.commands import Status
 from nearflash.abi.kernel.config import ExpandConfig
@@ -115,6 +116,10 @@ class ExpandSequencer(wiring.Component):
                             continue
                         with m.Case(element | coding << 8 | (output or 0) << 16):
                             m.d.sync += [known.eq(1), self.matrix.payload.row_format.eq(found)]
+            for levels in LevelFormat:
+                if levels.name.lower() in self.config.formats:
+                    with m.Case(levels.element | Coding.LEVELS << 8):
+                        m.d.sync += [known.eq(1), self.matrix.payload.row_format.eq(levels)]
 
     def _checks(self, m: Module, known: Signal) -> list[tuple[Any, ...]]:
         """List reasons to reject a command: condition, status and perhaps an address; registers, as arguments stand."""

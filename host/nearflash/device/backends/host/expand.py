@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.device.backends.host.coded import expand_coded
 from nearflash.device.backends.host.matrix import expand_into
 from nearflash.device.drivers.expand import SoftwareExpandDevice
 
@@ -17,3 +18,6 @@ class ExpandHostDevice(SoftwareExpandDevice):
 
     def _expand(self, stream: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
         return expand_into(stream, out)
+
+    def _expand_coded(self, stream: NDArray[np.uint8], out: NDArray[np.uint16]) -> int:
+        return expand_coded(stream, out)

@@ -36,7 +36,9 @@ def _matrix(rows: int, columns: int, element: ElementFormat, seed: int) -> np.nd
 
 
 def _command(stream: bytes) -> ExpandCommand:
-    return expand_command(BitmapHeader.unpack(stream[:HEADER_BYTES], len(stream)), _IN, _OUT)
+    command = expand_command(BitmapHeader.unpack(stream[:HEADER_BYTES], len(stream)), _IN, _OUT)
+    assert isinstance(command, ExpandCommand)
+    return command
 
 
 @test(timeout_cycles=120_000)
