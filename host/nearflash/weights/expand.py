@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from importlib.util import find_spec
 from math import prod
 from typing import Any
@@ -22,7 +23,7 @@ from nearflash.weights.file import PackedTensor, WeightsTensor
 from nearflash.weights.groups import expand_groups
 from nearflash.weights.rans import expand_rans
 
-__all__ = ["ELEMENTS", "expand", "expand_packed", "matrix_header"]
+__all__ = ["ELEMENTS", "coded_header", "expand", "expand_packed", "matrix_header"]
 
 ELEMENTS = {"F16": ElementFormat.FP16, "BF16": ElementFormat.BF16, "I8": ElementFormat.INT8}
 """Formats of tensors that can be compressed."""
@@ -50,7 +51,7 @@ def expand(
     fp8 uint8; of a tensor that was stored dense, of its own dtype. On a GPU, a torch tensor.
 
     device: `host`, which computes in threads; another name for `open_device`, or an open Device, which stays open; or
-    `cuda`, also with a number. All give the same bits; coded weights are for `host` and `cuda` alone. out: a numpy
+    `cuda`, also with a number. All give the same bits; coded weights need a build with their formats. out: a numpy
     array or torch tensor of that shape and dtype (of bf16 uint16 or bfloat16), contiguous; it is written and returned.
     executor: of threads that have set_ieee_arithmetic, for `host`; by default as many as there are processors, for
     large tensors. memory: gives aligned memory of so many bytes, to read a tensor of a file into.
@@ -108,11 +109,7 @@ def _expand_tensor(
     if tensor.form == "bitmap":
         return _expand_stream(data, matrix_header(tensor, data), tensor.shape, out, device, executor)
     if tensor.form == "coded":
-        coded = CodedHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
-        if (coded.element, coded.elements) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
-            stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
-            raise tensor.error(f"it must be {stated}, not {coded.elements} elements of {coded.element.name}")
-        return _expand_coded(data, coded, tensor.shape, tensor.dtype, out, device, executor)
+        return _expand_coded(data, coded_header(tensor, data), tensor.shape, tensor.dtype, out, device, executor)
     if tensor.form == "rans":
         rans = RansHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
         if rans.elements != prod(tensor.shape):
@@ -134,6 +131,15 @@ def _expand_tensor(
     return values if out is None else out
 
 
+def coded_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> CodedHeader:
+    """The header of a tensor that is stored as coded weights. Raises StreamError, WeightsError for another one."""
+    coded = CodedHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
+    if (coded.element, coded.elements) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
+        stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
+        raise tensor.error(f"it must be {stated}, not {coded.elements} elements of {coded.element.name}")
+    return coded
+
+
 def matrix_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> BitmapHeader:
     """The header of a tensor that is stored as a bitmap matrix. Raises StreamError, WeightsError for another one."""
     header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
@@ -147,11 +153,16 @@ def _expand_coded(
     data: NDArray[np.uint8], header: CodedHeader | RansHeader, shape: tuple[int, ...], dtype: str, out: Any,
     device: str | Device, executor: Executor | None,
 ) -> Any:  # fmt: skip
-    """Coded weights or bytes: by the host's cores, and then copied where a GPU is to have them."""
+    """Coded weights or bytes: by the host's cores, and copied where a GPU is to have them; weights also by a device."""
     on_gpu = _on_gpu(out, device)
     if device != "host" and not on_gpu:
-        name = device if isinstance(device, str) else device.identity.name
-        raise FormatError(f"coded weights must be expanded by host or cuda, not by {name}, which takes coded-bitmap")
+        if isinstance(header, RansHeader):
+            name = device if isinstance(device, str) else device.identity.name
+            raise FormatError(f"bytes in rANS must be expanded by host or cuda, not by {name}: no kernel reads them")
+        target = np.empty(shape, _DTYPES[dtype]) if out is None else _memory(out, shape, dtype)
+        with open_device(device, "expand") if isinstance(device, str) else nullcontext(device) as opened:
+            target[...] = expand_matrix(opened, data.tobytes()).dense.reshape(shape).view(target.dtype)
+        return target if out is None else out
     target = np.empty(shape, _DTYPES[dtype]) if out is None or on_gpu else _memory(out, shape, dtype)
     if isinstance(header, RansHeader):
         expand_rans(data, target.view(np.uint8), executor)

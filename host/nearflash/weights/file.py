@@ -106,7 +106,7 @@ class WeightsTensor:
     @property
     def is_expanded_by_host(self) -> bool:
         """Whether the host reads its stored bytes."""
-        return self.expander is None or self.form != "bitmap"
+        return self.expander is None or self.form not in _STREAMS
 
     @property
     def path(self) -> Path:

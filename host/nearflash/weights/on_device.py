@@ -10,16 +10,15 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
+from nearflash.abi.bitmap import HEADER_BYTES
 from nearflash.abi.errors import FormatError, NearflashError, StreamError
 from nearflash.device import Device, open_device
 from nearflash.device.base import Buffer
-from nearflash.device.drivers.expand import expand_command
+from nearflash.device.drivers.expand import dense_elements, expand_command, stream_header
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.weights.expand import matrix_header
+from nearflash.weights.expand import coded_header, matrix_header
 from nearflash.weights.file import WeightsTensor
 
 __all__ = ["DeviceExpander"]
@@ -47,15 +46,15 @@ class DeviceExpander:
         for tensor in tensors:
             if tensor.form == "dense":
                 continue
-            if tensor.form != "bitmap":
+            if tensor.form not in ("bitmap", "coded"):
                 raise FormatError(
-                    f"tensor {tensor.name!r} must be a bitmap matrix to be expanded by {self.device.identity.name}, "
-                    f"not of form {tensor.form}: compress it so (nearflash compress --format coded-bitmap), or leave "
-                    "the device out"
+                    f"tensor {tensor.name!r} must be a bitmap matrix or coded to be expanded by "
+                    f"{self.device.identity.name}, not of form {tensor.form}: compress it so "
+                    "(nearflash compress --format coded-bitmap), or leave the device out"
                 )
             try:
                 text = tensor.file.read(tensor.offset, HEADER_BYTES).tobytes()
-                command = expand_command(BitmapHeader.unpack(text, tensor.stored_bytes), tensor.offset % BLOCK_BYTES, 0)
+                command = expand_command(stream_header(text, tensor.stored_bytes), tensor.offset % BLOCK_BYTES, 0)
                 command.check(getattr(self.device, "build", self.device.identity.config))
             except OSError as error:
                 raise tensor.error(f"reading failed ({error.strerror})") from error
@@ -75,7 +74,7 @@ class DeviceExpander:
             memory = source.host if source.p2p is None else source.p2p
             data = tensor.load(lambda size_bytes: memory[:size_bytes])
             tensor.check(data)
-            header = matrix_header(tensor, data)
+            header = (coded_header if tensor.form == "coded" else matrix_header)(tensor, data)
             target = self._room("dense", expand_command(header, 0, 0).out_bytes)
             if source.p2p is None:
                 source.sync_to_device(0, room)
@@ -87,9 +86,8 @@ class DeviceExpander:
             device.run(command)
             target.sync_from_device(0, command.out_bytes)
             self._count("weights device to host", command.out_bytes)
-            rows = target.host[: command.out_bytes].reshape(header.rows, command.row_bytes)
-            dense = out.view(np.uint8).reshape(header.rows, -1)
-            dense[:] = rows[:, : dense.shape[1]]
+            found = dense_elements(command, target.host[: command.out_bytes])
+            out.view(found.dtype).reshape(found.shape)[...] = found
 
     def close(self) -> None:
         """Free its buffers, close the device that it opened; may be called twice."""
