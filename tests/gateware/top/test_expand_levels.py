@@ -19,6 +19,7 @@ from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.kernel import MemoryModel
 from nearflash.verify.fixtures.matrices import damage, header_of, odd, outcome
 
+pytestmark = pytest.mark.full
 CONFIG = expand_config("expand-tiny-levels")
 UNTOUCHED = 0xEE
 each_format = pytest.mark.parametrize("form", CODED_FORMATS, ids=lambda form: levels_name(form).replace(" ", "-"))
@@ -168,7 +169,6 @@ def test_the_longest_sections_have_room(device, element):
     assert done.counters["values_done"] == 2 << 16
 
 
-@pytest.mark.full
 @each_format
 def test_wide_words_equal_the_model(wide, form):
     """16 elements a cycle, a block a word; at full rate, too."""
