@@ -23,7 +23,7 @@ from nearflash.weights.file import PackedTensor, WeightsTensor
 from nearflash.weights.groups import expand_groups
 from nearflash.weights.rans import expand_rans
 
-__all__ = ["ELEMENTS", "coded_header", "expand", "expand_packed", "matrix_header"]
+__all__ = ["ELEMENTS", "expand", "expand_packed", "levels_header", "matrix_header"]
 
 ELEMENTS = {"F16": ElementFormat.FP16, "BF16": ElementFormat.BF16, "I8": ElementFormat.INT8}
 """Formats of tensors that can be compressed."""
@@ -109,7 +109,7 @@ def _expand_tensor(
     if tensor.form == "bitmap":
         return _expand_stream(data, matrix_header(tensor, data), tensor.shape, out, device, executor)
     if tensor.form == "coded":
-        return _expand_coded(data, coded_header(tensor, data), tensor.shape, tensor.dtype, out, device, executor)
+        return _expand_coded(data, levels_header(tensor, data), tensor.shape, tensor.dtype, out, device, executor)
     if tensor.form == "rans":
         rans = RansHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
         if rans.elements != prod(tensor.shape):
@@ -131,7 +131,7 @@ def _expand_tensor(
     return values if out is None else out
 
 
-def coded_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> CodedHeader:
+def levels_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> CodedHeader:
     """The header of a tensor that is stored as coded weights. Raises StreamError, WeightsError for another one."""
     coded = CodedHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
     if (coded.element, coded.elements) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):

@@ -101,7 +101,7 @@ class WeightsTensor:
     row_checksums: tuple[int, ...] = ()
     """CRC32C of each row of the first dimension, of dense tensors of three dimensions; none in older files."""
     expander: "TensorExpander | None" = None
-    """Who reads and expands a bitmap matrix where it lies, in place of the host."""
+    """Who reads and expands a bitmap matrix or coded weights where they lie, in place of the host."""
 
     @property
     def is_expanded_by_host(self) -> bool:
