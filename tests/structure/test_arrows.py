@@ -61,7 +61,7 @@ FOLDERS = {
         *("attention.select", "attention.memory", "attention.control", "attention"),
     ],
     "offload": ["tiers", "weights", "weights.experts", "cache", "schedule", "", "machine", "commands"],
-    "storage": ["io", "flash", "kv", "state", ""],
+    "storage": ["io", "flash", "blocks", "kv", "state", ""],
     "training": [
         *("checks", "gradients", "gradients.compression", "step", "optimizers", "", "integrations", "examples"),
     ],

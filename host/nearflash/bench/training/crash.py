@@ -13,6 +13,8 @@ from typing import Annotated, Any
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import MasterFormat
 from nearflash.bench.options import Option, check_choices
+from nearflash.bench.storage.block_crashes import block_crash_points
+from nearflash.bench.storage.block_kills import kill_writers
 from nearflash.bench.storage.crashes import Crashes, crash_points
 from nearflash.bench.storage.delta_crashes import delta_crash_points
 from nearflash.bench.storage.faults import Faults, inject
@@ -23,7 +25,7 @@ from nearflash.bench.storage.rank_crashes import rank_crash_points
 
 __all__ = ["run"]
 
-PARTS = ("crashes", "kv", "kills", "ranks", "faults")
+PARTS = ("crashes", "kv", "blocks", "kills", "ranks", "faults")
 FILES = (1, 2)
 """Files of a state."""
 STEPS = 3
@@ -36,6 +38,8 @@ KV_ACTIONS, KV_IMAGES, KV_SEEDS = 120, 6, (1, 2, 3)
 """Calls of a KV store's life, images at each point of it, lives."""
 KEPT_ACTIONS, KEPT_IMAGES, KEPT_SEEDS, CONTROL_SEED = 24, 2, (1, 2, 3, 4, 5), 1
 """Of one whose sequences outlast it, with turns, forks and crops; the control's life is one of them."""
+BLOCK_ACTIONS, BLOCK_IMAGES, BLOCK_SEEDS, BLOCK_KILLS = 75, 4, (1, 2, 3, 4, 5), 40
+"""Calls of a block store's life, images at each point of it, lives; kills of a process that writes one."""
 KILLS = 30
 """Of training on a state of one file, and as many on one of two."""
 RANKS, RANK_KILLS = (2, 3), 20
@@ -124,6 +128,23 @@ def _kv(folder: Path, _: int) -> tuple[dict[str, Any], list[str]]:
     return figures, bad
 
 
+def _blocks(folder: Path, _: int) -> tuple[dict[str, Any], list[str]]:
+    with _memory_folder() as memory:
+        crashes = [block_crash_points(memory / str(seed), actions=BLOCK_ACTIONS, tries=BLOCK_IMAGES, seed=seed)
+                   for seed in BLOCK_SEEDS]  # fmt: skip
+    killed = kill_writers(folder / "killed", kills=BLOCK_KILLS, seed=1)
+    bad = [*killed.bad, *(wrong for part in crashes for wrong in part.bad)]
+    figures = {
+        "block_crash_points": sum(part.points for part in crashes),
+        "block_erases": sum(part.erases for part in crashes),
+        "blocks_moved": sum(part.moved for part in crashes),
+        "block_kills": killed.kills,
+        "durable_blocks": killed.durable,
+        "bad_block_recoveries": len(bad),
+    }
+    return figures, bad
+
+
 def _crash_kept(folder: Path, seed: int, *, ahead: bool) -> KeptCrashes:
     return find_kept_crash_points(
         folder / f"kept-{seed}-{ahead}", actions=KEPT_ACTIONS, tries=KEPT_IMAGES, seed=seed, ahead=ahead
@@ -168,5 +189,5 @@ def _faults(folder: Path, _: int) -> tuple[dict[str, int], list[str]]:
 
 
 _PARTS: dict[str, Callable[[Path, int], tuple[dict[str, Any], list[str]]]] = {
-    "crashes": _crashes, "kv": _kv, "kills": _kills, "ranks": _ranks, "faults": _faults
+    "crashes": _crashes, "kv": _kv, "blocks": _blocks, "kills": _kills, "ranks": _ranks, "faults": _faults
 }  # fmt: skip

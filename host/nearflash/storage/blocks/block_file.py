@@ -1,0 +1,255 @@
+"""One file of blocks: opened, rebuilt from its records, and read; a `SegmentLog` writes it."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.abi.errors import CommandError, StateError
+from nearflash.storage.blocks.index import BlockIndex
+from nearflash.storage.blocks.layout import BlockLabel, BlockLayout, read_label
+from nearflash.storage.blocks.record import Records, block_checksums
+from nearflash.storage.blocks.segment_log import Put, SegmentLog
+from nearflash.storage.blocks.statistics import BlockStatistics
+from nearflash.storage.blocks.transfer import BlockTransfer
+from nearflash.storage.io.backend import IoBackend
+from nearflash.storage.io.direct import DirectFile, partial_of
+from nearflash.storage.io.reuse import reuse_buffer
+from nearflash.support.files import give_name
+from nearflash.support.threads import CallingThread, map_all
+
+__all__ = ["BlockFile", "Get", "create_file"]
+
+Bytes = NDArray[np.uint8]
+Get = tuple[int, bytes, Bytes]
+"""A block to read: which one of its transfer it is, its key, and the memory that it fills."""
+_RUN_BYTES = 8 << 20
+"""Most of one read."""
+_THREADS = 4
+"""Reads in flight."""
+_log = logging.getLogger(__name__)
+
+
+class BlockFile:
+    """An open, locked file. Use `open`, then `close`. Any thread may read; one at a time writes."""
+
+    def __init__(self, file: DirectFile, superblock: BlockLabel, threads: int) -> None:
+        """Not for callers: see `open`."""
+        self.label, self.layout, self._file = superblock, superblock.layout, file
+        self.index, self.counts, self.lock = BlockIndex(self.layout), BlockStatistics(), threading.RLock()
+        self.failed = False
+        """A write or a flush has failed: nothing is known about what was written, and the file is used no more."""
+        self._pool, writes = _threads(threads, "block-reads"), _threads(threads // 2, "block-writes")
+        self._log = SegmentLog(file, superblock, self.index, self.counts, self.lock, writes)
+
+    @classmethod
+    def open(
+        cls, path: Path, capacity_bytes: int, block_bytes: int, namespace: str, *, direct: bool = True,
+        backend: IoBackend | None = None,
+    ) -> Self:  # fmt: skip
+        """The blocks of `path`; a new file has all of its bytes at once, one that is there keeps its length.
+
+        Raises StorageFullError where the disk has no room; StateError for a file of something else, of other blocks or
+        of another namespace, or in use by another process; CommandError for sizes that do not fit.
+        """
+        superblock = BlockLabel.create(BlockLayout.fit(capacity_bytes, block_bytes), namespace)
+        if path.is_block_device():
+            raise CommandError(f"blocks must be kept in a file, not on the device {path}: make a file system on it")
+        if not path.exists():
+            create_file(path, superblock, direct=direct, backend=backend)
+        opened = cls.open_existing(path, direct=direct, backend=backend)
+        try:
+            opened.label.check(path, block_bytes, namespace)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    @classmethod
+    def open_existing(
+        cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None, threads: int = _THREADS
+    ) -> Self:
+        """A file as it was left, whatever it has blocks of; threads: reads in flight, 0: the caller's thread reads.
+
+        Raises StateError; changes nothing.
+        """
+        file = DirectFile.open(path, direct=direct, backend=backend)
+        try:
+            opened = cls(file, read_label(file), threads)
+            opened._recover()
+        except BaseException:
+            file.close()
+            raise
+        return opened
+
+    @property
+    def path(self) -> Path:
+        """The file's path."""
+        return self._file.path
+
+    @property
+    def room_blocks(self) -> int:
+        """Blocks that can be stored at once, all but pinned ones evicted."""
+        return self.layout.slots - 3 * self.layout.segment_slots - len(self.index.pins)
+
+    @property
+    def statistics(self) -> BlockStatistics:
+        """Counts of this file alone."""
+        with self.lock:
+            now = BlockStatistics(blocks=len(self.index), capacity_blocks=self.layout.slots, failed_drives=self.failed,
+                                  pinned=len(self.index.pins), erases=int(self._log.erases.sum()))  # fmt: skip
+            return self.counts + now
+
+    def close(self) -> None:
+        """Wait for what is in flight, and close the file; it may be called twice."""
+        self._pool.shutdown()
+        self._log.close()
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Use
+
+    def submit_read(self, transfer: BlockTransfer, blocks: Sequence[Get]) -> None:
+        """Have blocks read by other threads; each is settled. What is not what its record states is forgotten."""
+        with self.lock:
+            slots = [self.index.find(key) for _, key, _ in blocks]
+            found = sorted((slot, *block) for slot, block in zip(slots, blocks, strict=True) if slot is not None)
+            records = self.index.records[[slot for slot, *_ in found]]
+            self.counts.misses += len(blocks) - len(found)
+        most = max(min(_RUN_BYTES // self.layout.slot_bytes, -(-len(found) // _THREADS)), 1)
+        for part in (slice(start, start + most) for start in range(0, len(found), most)):
+            self._pool.submit(self._read, transfer, found[part], records[part])
+        for (number, _, _), slot in zip(blocks, slots, strict=True):
+            if slot is None:
+                transfer.settle(number, False)
+
+    def write(self, blocks: Sequence[Put]) -> int:
+        """See SegmentLog.write; 0 where the drive fails, and all of its blocks are forgotten then."""
+        if self.failed:
+            return 0
+        try:
+            return self._log.write(blocks)
+        except StateError as error:
+            _log.error("%s is used no more, and its blocks are misses: %s", self.path, error)
+            with self.lock:
+                self.failed = True
+                self.index.clear()
+            return 0
+
+    def find_damaged(self) -> Iterator[str]:
+        """Read every block; those that are not what their records state, in words."""
+        for segment in range(self.layout.segments):
+            for slot in self.index.blocks_of(segment):
+                rows, records = reuse_buffer(self.layout.slot_bytes)[None], self.index.records[slot : slot + 1]
+                loaded = self._load([slot], rows)
+                if not loaded[0] or block_checksums(records, rows) != records["data_crc"].tolist():
+                    yield f"block {self.index.key(slot).hex()}: slot {slot}, offset {self.layout.slot_at(slot)}"
+
+    # Parts
+
+    def _read(self, transfer: BlockTransfer, blocks: Sequence[tuple[int, int, bytes, Bytes]], records: Records) -> None:
+        rows = reuse_buffer(len(blocks) * self.layout.slot_bytes).reshape(len(blocks), -1)
+        loaded = self._load([slot for slot, *_ in blocks], rows)
+        good = np.array(block_checksums(records, rows)) == records["data_crc"]
+        for row, (slot, number, key, target) in enumerate(blocks):
+            length = int(records["length"][row])
+            served = loaded[row] and bool(good[row]) and length == len(target)
+            with transfer.using_memory() as allowed:
+                if served and allowed:
+                    target[:] = rows[row, :length]
+            self._count(slot, key, loaded=loaded[row], good=bool(good[row]), served=served)
+            transfer.settle(number, served, length)
+
+    def _load(self, slots: Sequence[int], rows: Bytes) -> list[bool]:
+        """Fill a row from each slot, rising; which were read."""
+        try:
+            self._load_all(np.array(slots, np.int64), rows)
+            return [True] * len(slots)
+        except StateError as error:
+            _log.warning("%s", error)
+            return [len(slots) > 1 and self._load([slot], rows[n : n + 1])[0] for n, slot in enumerate(slots)]
+
+    def _load_all(self, slots: NDArray[np.int64], rows: Bytes) -> None:
+        starts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
+        if self._file.backend.queued and len(starts) > 2:
+            self._file.read_many(np.array([self.layout.slot_at(slot) for slot in slots.tolist()]), rows)
+            return
+        for start, end in pairwise(starts):
+            self._load_run(slots[start:end].tolist(), rows[start:end])
+
+    def _load_run(self, slots: list[int], rows: Bytes) -> None:
+        """Slots one after another, which may be of several segments."""
+        size = self.layout.segment_slots
+        for _, run in groupby(range(len(slots)), lambda row: slots[row] // size):
+            places = list(run)
+            self._file.read(self.layout.slot_at(slots[places[0]]), rows[places[0] : places[-1] + 1].reshape(-1))
+
+    def _count(self, slot: int, key: bytes, *, loaded: bool, good: bool, served: bool) -> None:
+        with self.lock:
+            self.counts.hits += served
+            self.counts.misses += not served
+            self.counts.read_bytes += self.layout.slot_bytes * loaded
+            if (loaded and good) or not self.index.holds(key, slot):  # it was evicted meanwhile
+                return
+            self.index.remove(key)
+            self.counts.failed_reads += not loaded
+            self.counts.damaged += loaded
+        _log.warning("%s: block %s in slot %d %s", self.path, key.hex(), slot,
+                     "is damaged: its CRC32C is wrong" if loaded else "cannot be read")  # fmt: skip
+
+    def _recover(self) -> None:
+        """Have the index state what the records of each segment's generation do."""
+        found = map_all(self._pool, self._recover_segment, range(self.layout.segments))
+        slots = np.concatenate([part.slots for part in found])
+        order = np.argsort(self.index.records["sequence"][slots])
+        self.index.load(slots[order])
+        last = self._log.read_zone(int(slots[order[-1]]) // self.layout.segment_slots if len(slots) else 0)
+        self._log.resume(max(part.sequence for part in found), last)
+
+    def _recover_segment(self, segment: int) -> "_Recovered":
+        zone = self._log.read_zone(segment)
+        places, generation = zone.valid(), zone.generation
+        first, records = segment * self.layout.segment_slots, zone.records
+        self._log.erases[segment] = zone.erases
+        sequences = [generation, *records["sequence"][places].tolist(), *records["generation"][places].tolist()]
+        live = places[(records["generation"][places] == generation) & (records["length"][places] > 0)]
+        self.index.records[first + live] = records[live]
+        return _Recovered(first + live, max(sequences))
+
+
+@dataclass(frozen=True)
+class _Recovered:
+    """Slots of a segment that have blocks, and the highest number in it."""
+
+    slots: NDArray[np.intp]
+    sequence: int
+
+
+def _threads(threads: int, name: str) -> Executor:
+    return ThreadPoolExecutor(threads, name) if threads else CallingThread()
+
+
+def create_file(path: Path, superblock: BlockLabel, *, direct: bool = True, backend: IoBackend | None = None) -> None:
+    """A new file, which has its name when it is complete and durable."""
+    partial = partial_of(path)
+    with DirectFile.create(partial, superblock.layout.file_bytes, direct=direct, backend=backend) as file:
+        file.write(0, superblock.pack())
+        file.flush()
+        try:
+            give_name(partial, path, keep_existing=True)
+        except FileExistsError:
+            partial.unlink(missing_ok=True)  # another process made it meanwhile
+        except OSError as error:
+            raise StateError(f"{path} cannot be made ({error.strerror}): check path and permissions") from error

@@ -1,0 +1,64 @@
+"""The thread that stores what was put into a file: whatever waits goes in one batch, under one flush."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from nearflash.storage.blocks.block_file import BlockFile
+from nearflash.storage.blocks.segment_log import Put
+
+__all__ = ["BlockWriter"]
+
+
+class BlockWriter:
+    """Any thread may `submit`; most_bytes: of blocks that wait or are being stored."""
+
+    def __init__(self, file: BlockFile, most_bytes: int) -> None:
+        self._file, self._most_bytes, self._bytes = file, most_bytes, 0
+        self._waiting: deque[Put] = deque()
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "block-writer")
+
+    def submit(self, blocks: Sequence[Put]) -> None:
+        """Have blocks stored; all are refused at once where too many bytes are in flight. Each is settled."""
+        size = sum(len(data) for *_, data in blocks)
+        with self._lock:
+            accepted = not self._bytes or self._bytes + size <= self._most_bytes
+            if accepted:
+                self._bytes += size
+                self._waiting += blocks
+        if accepted:
+            self._thread.submit(self._store)
+        else:
+            self._settle(blocks)
+
+    def close(self) -> None:
+        """Store what waits; it may be called twice."""
+        self._thread.shutdown()
+
+    def _store(self) -> None:
+        """Store a segment's worth of what waits; each `submit` has asked for at least one turn."""
+        slots = self._file.layout.segment_slots
+        with self._lock:
+            blocks = [self._waiting.popleft() for _ in range(min(slots, len(self._waiting)))]
+            if self._waiting:
+                self._thread.submit(self._store)
+        if not blocks:
+            return
+        fresh = {key: (transfer, number, key, data) for transfer, number, key, data in reversed(blocks)
+                 if key not in self._file.index}  # fmt: skip
+        try:
+            self._file.write(list(reversed(fresh.values())))
+        finally:
+            with self._lock:
+                self._bytes -= sum(len(data) for *_, data in blocks)
+            self._settle(blocks)
+
+    def _settle(self, blocks: Sequence[Put]) -> None:
+        for transfer, number, key, data in blocks:
+            stored = key in self._file.index
+            if not stored:
+                with self._file.lock:
+                    self._file.counts.refused += 1
+            transfer.settle(number, stored, len(data))
