@@ -237,6 +237,45 @@ def test_puts_beyond_the_bytes_in_flight_are_refused_at_once(tmp_path):
         assert first.result() == [True, True] and store.stats().refused == 2
 
 
+def test_no_record_is_on_the_drive_before_its_block_is(tmp_path):
+    """A process that was killed between the two left keys whose next put reported them durable, and wrote nothing."""
+
+    class Killed(PositionalBackend):
+        def write(self, fd, memory, offset):
+            return len(memory) if len(memory) >= BLOCK else super().write(fd, memory, offset)
+
+        def flush(self, fd):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open_store(tmp_path / "blocks") as store:
+        assert put(store, [9]) == [True]  # a segment is begun
+        store._files[0]._file.backend = Killed()
+        assert put(store, range(4)) == [False] * 4
+    with open_store(tmp_path / "blocks") as store:
+        assert put(store, range(4)) == [True] * 4 and found(store, range(4)) == [0, 1, 2, 3]
+
+
+def test_what_a_killed_writer_left_is_flushed_before_it_counts(tmp_path):
+    """A put of a key that is there writes nothing, and reports it durable."""
+    backend, flushes = PositionalBackend(), []
+    backend.flush = flushes.append
+    with open_store(tmp_path / "blocks") as store:
+        put(store, [1])
+    with open_store(tmp_path / "blocks", backend=backend) as store:
+        assert flushes and put(store, [1]) == [True] and store.stats().stored == 0
+
+
+def test_closing_stores_all_that_waits(tmp_path):
+    """Blocks beyond a segment's worth were never settled: whoever waited for them hung."""
+    backend = Faulty()
+    with open_store(tmp_path / "blocks", 400_000, backend=backend) as store:
+        backend.gate.clear()
+        count = 3 * store._files[0].layout.segment_slots
+        transfer = store.submit_put([key(n) for n in range(count)], [data(n) for n in range(count)])
+        threading.Timer(0.1, backend.gate.set).start()
+    assert transfer.result(5) == [True] * count
+
+
 def test_threads_put_and_get_at_once(tmp_path):
     with open_store(tmp_path / "blocks", 600_000) as store:
         bad = []

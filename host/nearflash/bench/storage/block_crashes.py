@@ -3,7 +3,8 @@
 A life on a small file that is always nearly full: blocks are put, read, pinned and evicted, the file closed and killed.
 A key that was evicted is put again with other content, so that a block of before is told from the one of now. In every
 image each block that was reported durable, and not evicted since, must be served as it was put; every other one is a
-miss, or what was put last: never another's, nor what an older generation held.
+miss, or what was put last: never another's, nor what an older generation held. Blocks of keys that an image has are put
+once more: what that reports durable, though nothing is written, must be served too.
 """
 
 import logging
@@ -22,6 +23,7 @@ from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.storage.blocks.block_file import BlockFile, create_file
 from nearflash.storage.blocks.layout import BlockLabel, BlockLayout
 from nearflash.storage.blocks.transfer import BlockTransfer
+from nearflash.storage.blocks.writer import BlockWriter
 from nearflash.storage.io.backend import BLOCK_BYTES
 
 __all__ = ["BlockCrashes", "block_crash_points"]
@@ -194,6 +196,7 @@ def _go_on(blocks: BlockFile, event: _Event) -> str | None:
 
 def _find_problem(blocks: BlockFile, promised: Versions, oldest: Versions, newest: Versions) -> str | None:
     """Look at every block that is there; what is wrong with the first that is, or is missing."""
+    reported = _put_again(blocks, newest)
     found = _read_all(blocks)
     for key, content in found.items():
         versions = range(1, newest.get(key, 0) + 1)
@@ -202,8 +205,21 @@ def _find_problem(blocks: BlockFile, promised: Versions, oldest: Versions, newes
             return f"block {key.hex()} must be one that was put, from version {oldest.get(key, 0)} on, not {served}"
         if promised.get(key, served) != served:
             return f"block {key.hex()} must have version {promised[key]}, not {served}"
-    missing = promised.keys() - found.keys()
-    return f"{len(missing)} of {len(promised)} durable blocks are lost: {min(missing).hex()}" if missing else None
+    if missing := promised.keys() - found.keys():
+        return f"{len(missing)} of {len(promised)} durable blocks are lost: {min(missing).hex()}"
+    if missing := reported - found.keys():
+        return f"{len(missing)} of {len(reported)} blocks put again, reported durable, are lost: {min(missing).hex()}"
+    return None
+
+
+def _put_again(blocks: BlockFile, newest: Versions) -> set[bytes]:
+    """Put a block of each key that is there; the keys that were reported durable."""
+    keys = blocks.index.keys()
+    transfer, writer = BlockTransfer(len(keys)), BlockWriter(blocks, len(keys) * BLOCK_SIZE)
+    data = [np.frombuffer(_content_of(key, newest.get(key, 1)), np.uint8) for key in keys]
+    writer.submit([(transfer, number, key, data[number]) for number, key in enumerate(keys)])
+    writer.close()
+    return {key for key, durable in zip(keys, transfer.result(), strict=True) if durable}
 
 
 def _read_all(blocks: BlockFile) -> dict[bytes, bytes]:

@@ -212,6 +212,7 @@ class BlockFile:
     def _recover(self) -> None:
         """Have the index state what the records of each segment's generation do."""
         found = map_all(self._pool, self._recover_segment, range(self.layout.segments))
+        self._file.flush()  # a killed writer's records may be in a cache only, and a put of their keys writes nothing
         slots = np.concatenate([part.slots for part in found])
         order = np.argsort(self.index.records["sequence"][slots])
         self.index.load(slots[order])

@@ -1,10 +1,11 @@
 """The writing side of a file of blocks: segments filled one after another, and erased before they are filled again.
 
-Order of writes. Blocks and their records are written in any order, then a flush: only then they count. Of a segment
-that is to be filled again the blocks worth keeping are moved first, with a flush; then a header of a new generation
-erases it, with a flush; only then its slots are written over. So each block that counts lies whole on the drive at
-every moment, and no block of an erased generation comes back. A segment more than is needed is kept free: one that a
-crash leaves with copies of blocks that were being moved is not missed.
+Order of writes. Blocks, a flush, their records, a flush: a record counts at the next opening, whoever was told of it,
+so it is never on the drive before its block is. Of a segment that is to be filled again the blocks worth keeping are
+moved first, in that order; then a header of a new generation erases it, with a flush; only then its slots are written
+over. So each block that counts lies whole on the drive at every moment, and no block of an erased generation comes
+back. A segment more than is needed is kept free: one that a crash leaves with copies of blocks that were being moved is
+not missed.
 """
 
 import itertools
@@ -53,6 +54,8 @@ class SegmentLog:
         """Segments without blocks, which are erased first."""
         self._unpublished: set[int] = set()
         """Segments with blocks that are not in the index yet."""
+        self._jobs: list[Future[None]] = []
+        """Writes of blocks that have no record yet."""
         self.resume(0, self.new_zone(0))
 
     def new_zone(self, segment: int) -> Zone:
@@ -85,19 +88,19 @@ class SegmentLog:
         Raises StateError where the drive fails.
         """
         staged: list[Records] = []
-        jobs: list[Future[None]] = []
         most, done = max(_RUN_BYTES // self.layout.slot_bytes, 1), 0
         try:
             while done < len(blocks) and (room := self._take_room()):
                 part = blocks[done : done + min(most, room)]
                 memory, records = self._stage(part)
                 if len(records):
-                    jobs.append(self._pool.submit(self._file.write, self._append(records), memory))
+                    self._jobs.append(self._pool.submit(self._file.write, self._append(records), memory))
                     staged.append(records)
                 done += len(part)
-            self._flush(jobs)
+            self._flush()
         finally:
-            wait(jobs)
+            wait(self._jobs)
+            self._jobs.clear()
             self._unpublished.clear()
         self._publish(itertools.chain(*staged))
         return done
@@ -191,18 +194,13 @@ class SegmentLog:
                 self._file.write(self._append(record), memory)
                 moved.append((slot, record))
         if moved:
-            self._flush_moved()
+            self._flush()
         with self._lock:
             for slot, record in moved:
                 self._index.move(slot, self.layout.slot_of(record[0]), record[0])
             for slot in self._index.blocks_of(slots[0] // self.layout.segment_slots) if slots else ():
                 self._index.remove(self._index.key(slot))
             self._counts.moved += len(moved)
-
-    def _flush_moved(self) -> None:
-        # A record counts for more than that of before: it must not be on the drive before its block is.
-        self._file.flush()
-        self._flush([])
 
     def _erase(self, segment: int) -> Zone:
         """Durably without blocks, and of a new generation."""
@@ -215,16 +213,21 @@ class SegmentLog:
         self._counts.written_bytes += zone.memory.nbytes
         return zone
 
-    def _flush(self, jobs: Sequence[Future[None]]) -> None:
+    def _flush(self) -> None:
         """Make what was written, and the jobs write, durable, with its records."""
         self._write_records()
-        for job in jobs:
-            job.result()
         self._file.flush()
 
     def _write_records(self) -> None:
         if self._recorded < self._filled:
+            self._flush_blocks()
             span = self._zone.span(self._recorded, self._filled)
             self._file.write(self.layout.zone_at(self._zone.segment) + span.start, self._zone.memory[span])
             self._counts.written_bytes += span.stop - span.start
             self._recorded = self._filled
+
+    def _flush_blocks(self) -> None:
+        """Have the blocks on the drive whose records are written next."""
+        for job in self._jobs:
+            job.result()
+        self._file.flush()

@@ -38,14 +38,15 @@ class BlockWriter:
         self._thread.shutdown()
 
     def _store(self) -> None:
-        """Store a segment's worth of what waits; each `submit` has asked for at least one turn."""
-        slots = self._file.layout.segment_slots
+        """Store what waits, a segment's worth at a time; it may be none: an earlier turn has taken it."""
+        while blocks := self._take():
+            self._store_batch(blocks)
+
+    def _take(self) -> list[Put]:
         with self._lock:
-            blocks = [self._waiting.popleft() for _ in range(min(slots, len(self._waiting)))]
-            if self._waiting:
-                self._thread.submit(self._store)
-        if not blocks:
-            return
+            return [self._waiting.popleft() for _ in range(min(self._file.layout.segment_slots, len(self._waiting)))]
+
+    def _store_batch(self, blocks: Sequence[Put]) -> None:
         fresh = {key: (transfer, number, key, data) for transfer, number, key, data in reversed(blocks)
                  if key not in self._file.index}  # fmt: skip
         try:
