@@ -20,7 +20,7 @@ BOARD ?= pynq-z2
 # Containers often set it: of the many processes of tests each would compile the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help venv demo check test test-full durations test-rest drivers board-wheel board-image sim hls-test lint format \
-    docs bench baseline airllm synth bitstream vivado xclbin formal mutation emit clean
+    docs bench baseline airllm test-serving synth bitstream vivado xclbin formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,10 @@ durations: venv ## processor seconds of make test by area, and its slowest tests
 
 test-rest: venv # what make test leaves, until the second NEARFLASH_TESTS_UNTIL where that is set; for .ci/run
 	$(PYTEST) -m full $(STUCK) $(AREAS)
+
+test-serving: venv ## vLLM in .venv-serving (3.5 GB) with the tier on drives: tests/serving
+	test -e .venv-serving/.stamp || bash .ci/serving.sh
+	$(PY) -m pytest -q -m "full or not full" tests/serving
 
 test-%: venv ## one folder of tests/: make test-gateware
 	$(PYTEST) $(FAST) tests/$*

@@ -120,7 +120,7 @@ class BlockStore:
             file.submit_read(transfer, part)
         return transfer
 
-    def touch(self, keys: Iterable[bytes]) -> None:
+    def mark_used(self, keys: Iterable[bytes]) -> None:
         """Blocks count as used now."""
         for key, file in self._homes(keys):
             with file.lock:
