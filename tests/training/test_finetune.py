@@ -222,7 +222,7 @@ def test_a_split_master_reads_less_and_wants_bf16(train, tmp_path):
     code, err = train("--master", "split", "--state-format", "mx8", steps=2)
     assert code == 0 and 4 < float(err.split("flash read ")[1].split(",")[0]) < 5, err
     code, err = train("--master", "split", "--dtype", "fp32", "--path", str(tmp_path / "other"))
-    assert code == 2 and "must be bfloat16, not float32, as its master is split" in err
+    assert code == 2 and "--dtype must be bf16, not fp32, with --master split" in err
     assert not (tmp_path / "other").exists()
 
 

@@ -146,6 +146,10 @@ def _train(arguments: argparse.Namespace) -> int:
 
     if arguments.save and arguments.save.exists() and not arguments.save.is_dir():
         raise CommandError(f"--save must name a folder, not the file {str(arguments.save)!r}")
+    if arguments.master is MasterFormat.SPLIT and arguments.dtype != "bf16":
+        raise CommandError(
+            f"--dtype must be bf16, not {arguments.dtype}, with --master split, which stores 16 bits beside it"
+        )
     model, tokenizer = load_model(arguments.model, arguments.dtype)
     tokens = load_tokens(arguments.data, tokenizer, model.config.vocab_size)
     data = Data(tokens, arguments.seq_length, arguments.batch_size, arguments.seed)
