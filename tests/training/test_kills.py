@@ -56,5 +56,5 @@ def test_the_bench_counts_what_goes_wrong(monkeypatch, capsys):
     (row,) = crash.run(["faults"])
     assert row == {"faults": 40, "bad_faults": 6, "mismatches": 6}
     assert capsys.readouterr().err == "wrong\n" * 6
-    with pytest.raises(CommandError, match="parts must be of crashes, kv, kills, ranks, faults, not x"):
+    with pytest.raises(CommandError, match="parts must be of crashes, kv, blocks, kills, ranks, faults, not x"):
         list(crash.run(["x"]))
