@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from nearflash.abi.crc import crc32c
 from nearflash.abi.errors import FormatError, ShapeError, StreamError
@@ -36,10 +36,12 @@ __all__ = [
     "Section",
     "bitmap_error",
     "check_groups",
+    "pack_fields",
     "pack_group_end",
     "row_format",
     "section_bytes",
     "section_fields",
+    "unpack_fields",
 ]
 
 MAGIC = b"NFBM"
@@ -212,6 +214,26 @@ def bitmap_error(fault: StreamFault, detail: str, what: str = "a bitmap matrix")
     return StreamError(f"{what} {rule}, not {detail}; compress the weights again", fault)
 
 
+def pack_fields(layout: struct.Struct, *fields: Any) -> bytes:
+    """A header's 64 bytes; the last four are the CRC32C of those before."""
+    text = layout.pack(*fields)
+    return text + crc32c(text).to_bytes(4, "little")
+
+
+def unpack_fields(
+    text: bytes, stream_bytes: int, layout: struct.Struct, kind: tuple[bytes, int], what: str
+) -> tuple[Any, ...]:
+    """The fields of a header behind `kind`, its magic and version. Raises StreamError for another or a damaged one."""
+    if min(len(text), stream_bytes) < HEADER_BYTES:
+        raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes", what)
+    magic, version, *fields = layout.unpack(text[: layout.size])
+    if (magic, version) != kind:
+        raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}", what)
+    if crc32c(text[: layout.size]) != int.from_bytes(text[layout.size : HEADER_BYTES], "little"):
+        raise bitmap_error(StreamFault.CHECKSUM, "another one in its header", what)
+    return tuple(fields)
+
+
 @dataclass(frozen=True)
 class BitmapHeader:
     """Header of a matrix of `rows` rows and `columns` columns, checked in groups of `group_rows` rows."""
@@ -256,20 +278,13 @@ class BitmapHeader:
         scaling = (SCALE_COLUMNS, self.output) if self.output else (0, 0)
         fields = (self.element, self.coding, self.rows, self.columns, self.group_rows, *scaling, self.stream_bytes)
         bound = (0, 0) if self.ends_crc32c is None else (_BOUND, self.ends_crc32c)
-        text = _HEADER.pack(MAGIC, VERSION, *fields, *bound)
-        return text + crc32c(text).to_bytes(4, "little")
+        return pack_fields(_HEADER, MAGIC, VERSION, *fields, *bound)
 
     @classmethod
     def unpack(cls, text: bytes, stream_bytes: int) -> Self:
         """Header of a stream of `stream_bytes` bytes. Raises StreamError for any other."""
-        if min(len(text), stream_bytes) < HEADER_BYTES:
-            raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes")
-        fields = _HEADER.unpack(text[: _HEADER.size])
-        magic, version, element, coding, rows, columns, group_rows, scale_columns, output, stated, bound, ends = fields
-        if magic != MAGIC or version != VERSION:
-            raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}")
-        if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
-            raise bitmap_error(StreamFault.CHECKSUM, "another one in its header")
+        fields = unpack_fields(text, stream_bytes, _HEADER, (MAGIC, VERSION), cls.what)
+        element, coding, rows, columns, group_rows, scale_columns, output, stated, bound, ends = fields
         known = (element, coding, output != 0) in _ROW_FORMATS and output in (0, *_OUTPUTS)
         if not known or scale_columns != (SCALE_COLUMNS if output else 0) or not (rows and columns and group_rows):
             header_text = f"format {element}, coding {coding}, output {output}, {scale_columns} columns a scale"

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
-from nearflash.abi.bitmap import HEADER_BYTES, ElementFormat, bitmap_error
-from nearflash.abi.crc import crc32c
-from nearflash.abi.errors import FormatError, ShapeError
+from nearflash.abi.bitmap import ElementFormat, pack_fields, unpack_fields
+from nearflash.abi.blocks import BlockSizes, check_stated_sizes
+from nearflash.abi.errors import FormatError
 from nearflash.abi.python310 import Self
-from nearflash.abi.topk import StreamFault
 
 __all__ = [
     "CODEBOOK_ENTRIES_MAX",
@@ -37,8 +36,6 @@ __all__ = [
 CODED_MAGIC = b"NFCW"
 CODED_VERSION = 1
 _HEADER = struct.Struct("<4sHBBB3xIIQQI20x")
-_MOST = 1 << 48
-"""Elements of a tensor, at most."""
 
 
 class CodedSection(IntEnum):
@@ -102,7 +99,7 @@ def list_sections(element: ElementFormat, code_bits: int, has_bitmap: bool) -> d
 
 
 @dataclass(frozen=True)
-class CodedHeader:
+class CodedHeader(BlockSizes):
     """Header of the coded weights of a tensor of so many elements, in blocks, checked in groups of blocks."""
 
     what: ClassVar[str] = "coded weights"
@@ -125,19 +122,7 @@ class CodedHeader:
         if self.element not in (ElementFormat.FP16, ElementFormat.BF16) or self.code_bits not in (1, 2):
             what = f"{self.element.name} and {self.code_bits} bits"
             raise FormatError(f"coded weights must be of fp16 or bf16, with first codes of 1 or 2 bits, not of {what}")
-        if not (0 < self.elements <= _MOST and 0 < self.block_elements < 1 << 32 and 0 < self.group_blocks < 1 << 32):
-            sizes = f"{self.elements}, {self.block_elements} and {self.group_blocks}"
-            raise ShapeError(f"elements, block_elements and group_blocks must be 1 at least, not {sizes}")
-
-    @property
-    def blocks(self) -> int:
-        """Blocks; the last one may have fewer elements."""
-        return -(-self.elements // self.block_elements)
-
-    @property
-    def groups(self) -> int:
-        """Groups of blocks; the last one may have fewer."""
-        return -(-self.blocks // self.group_blocks)
+        self.check_sizes()
 
     @property
     def codebook_entries(self) -> int:
@@ -153,27 +138,17 @@ class CodedHeader:
         """The header's 64 bytes; the last four are the CRC32C of those before."""
         kind = self.element, self.code_bits, self.has_bitmap
         sizes = self.block_elements, self.group_blocks, self.elements, self.stream_bytes, self.ends_crc32c
-        text = _HEADER.pack(CODED_MAGIC, CODED_VERSION, *kind, *sizes)
-        return text + crc32c(text).to_bytes(4, "little")
+        return pack_fields(_HEADER, CODED_MAGIC, CODED_VERSION, *kind, *sizes)
 
     @classmethod
     def unpack(cls, text: bytes, stream_bytes: int) -> Self:
         """Header of a stream of `stream_bytes` bytes. Raises StreamError for any other."""
-        if min(len(text), stream_bytes) < HEADER_BYTES:
-            raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes", cls.what)
-        fields = _HEADER.unpack(text[: _HEADER.size])
-        magic, version, element, code_bits, has_bitmap, block_elements, group_blocks, elements, stated, ends = fields
-        if magic != CODED_MAGIC or version != CODED_VERSION:
-            raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}", cls.what)
-        if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
-            raise bitmap_error(StreamFault.CHECKSUM, "another one in its header", cls.what)
-        sizes = f"{elements} elements, {block_elements} a block, {group_blocks} blocks a group"
-        if not (element in (1, 2) and code_bits in (1, 2) and has_bitmap < 2 and block_elements and group_blocks):
-            header_text = f"format {element}, codes of {code_bits} bits, bitmap {has_bitmap}, {sizes}"
-            raise bitmap_error(StreamFault.HEADER, header_text, cls.what)
-        if not 0 < elements <= _MOST or elements > 8 * stream_bytes:
-            raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes for {sizes}", cls.what)
-        if stated != stream_bytes:
-            raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {stated} are stated", cls.what)
+        fields = unpack_fields(text, stream_bytes, _HEADER, (CODED_MAGIC, CODED_VERSION), cls.what)
+        element, code_bits, has_bitmap, block_elements, group_blocks, elements, stated, ends = fields
+        check_stated_sizes(
+            elements, block_elements, group_blocks, stated, stream_bytes, cls.what,
+            form=f"format {element}, codes of {code_bits} bits, bitmap {has_bitmap}, ",
+            is_known=element in (1, 2) and code_bits in (1, 2) and has_bitmap < 2,
+        )  # fmt: skip
         kind = ElementFormat(element), code_bits, bool(has_bitmap)
         return cls(*kind, elements, block_elements, group_blocks, stream_bytes, ends)

@@ -14,11 +14,9 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nearflash.abi.bitmap import HEADER_BYTES, bitmap_error
-from nearflash.abi.crc import crc32c
-from nearflash.abi.errors import ShapeError
+from nearflash.abi.bitmap import pack_fields, unpack_fields
+from nearflash.abi.blocks import BlockSizes, check_stated_sizes
 from nearflash.abi.python310 import Self
-from nearflash.abi.topk import StreamFault
 
 __all__ = [
     "HEAD_BYTES",
@@ -52,12 +50,10 @@ HEAD_BYTES = 4
 STATES_BYTES = 4 * LANES
 _VERSION = 1
 _HEADER = struct.Struct("<4sH6xIIQQI20x")
-_MOST = 1 << 48
-"""Elements of a tensor, at most."""
 
 
 @dataclass(frozen=True)
-class RansHeader:
+class RansHeader(BlockSizes):
     """Header of the rANS-coded bytes of a tensor of so many elements, in blocks, checked in groups of blocks."""
 
     what: ClassVar[str] = "rANS-coded weights"
@@ -71,41 +67,17 @@ class RansHeader:
     """CRC32C of the used bytes of all groups' ends, in order (nearflash.abi.bitmap.check_groups)."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.elements <= _MOST and 0 < self.block_elements < 1 << 32 and 0 < self.group_blocks < 1 << 32):
-            sizes = f"{self.elements}, {self.block_elements} and {self.group_blocks}"
-            raise ShapeError(f"elements, block_elements and group_blocks must be 1 at least, not {sizes}")
-
-    @property
-    def blocks(self) -> int:
-        """Blocks; the last one may have fewer elements."""
-        return -(-self.elements // self.block_elements)
-
-    @property
-    def groups(self) -> int:
-        """Groups of blocks; the last one may have fewer."""
-        return -(-self.blocks // self.group_blocks)
+        self.check_sizes()
 
     def pack(self) -> bytes:
         """The header's 64 bytes; the last four are the CRC32C of those before."""
         sizes = self.block_elements, self.group_blocks, self.elements, self.stream_bytes, self.ends_crc32c
-        text = _HEADER.pack(RANS_MAGIC, _VERSION, *sizes)
-        return text + crc32c(text).to_bytes(4, "little")
+        return pack_fields(_HEADER, RANS_MAGIC, _VERSION, *sizes)
 
     @classmethod
     def unpack(cls, text: bytes, stream_bytes: int) -> Self:
         """Header of a stream of `stream_bytes` bytes. Raises StreamError for any other."""
-        if min(len(text), stream_bytes) < HEADER_BYTES:
-            raise bitmap_error(StreamFault.LENGTH, f"after {min(len(text), stream_bytes)} bytes", cls.what)
-        magic, version, block_elements, group_blocks, elements, stated, ends = _HEADER.unpack(text[: _HEADER.size])
-        if magic != RANS_MAGIC or version != _VERSION:
-            raise bitmap_error(StreamFault.HEADER, f"magic {magic!r} and version {version}", cls.what)
-        if crc32c(text[: _HEADER.size]) != int.from_bytes(text[_HEADER.size : HEADER_BYTES], "little"):
-            raise bitmap_error(StreamFault.CHECKSUM, "another one in its header", cls.what)
-        sizes = f"{elements} elements, {block_elements} a block, {group_blocks} blocks a group"
-        if not (block_elements and group_blocks):
-            raise bitmap_error(StreamFault.HEADER, sizes, cls.what)
-        if not 0 < elements <= _MOST or elements > 8 * stream_bytes:
-            raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes for {sizes}", cls.what)
-        if stated != stream_bytes:
-            raise bitmap_error(StreamFault.LENGTH, f"{stream_bytes} bytes where {stated} are stated", cls.what)
+        fields = unpack_fields(text, stream_bytes, _HEADER, (RANS_MAGIC, _VERSION), cls.what)
+        block_elements, group_blocks, elements, stated, ends = fields
+        check_stated_sizes(elements, block_elements, group_blocks, stated, stream_bytes, cls.what)
         return cls(elements, block_elements, group_blocks, stream_bytes, ends)

@@ -36,7 +36,7 @@ _PORT_WIDTHS_BITS = (64, 128, 256, 512)
 _STATE_FORMATS = tuple(map(str, StateFormat))
 _MASTER_FORMATS = tuple(map(str, MasterFormat))
 _ROW_FORMATS = tuple(form.name.lower() for form in RowFormat)
-_EXPAND_FORMATS = (*_ROW_FORMATS, *(form.name.lower() for form in LevelFormat))
+_LEVEL_FORMATS = tuple(form.name.lower() for form in LevelFormat)
 _LONGEST_ROW = (1 << 32) - 512
 _SLC = NandTiming(read_ns=4_000, program_ns=75_000, erase_ns=1_000_000, cache_busy_ns=500,
                   link_bytes_per_s=1_400_000_000)  # fmt: skip
@@ -252,15 +252,16 @@ class ExpandConfig(KernelConfig):
             "burst_bytes": (self.burst_bytes > 0 and 4096 % self.burst_bytes == 0
                             and self.port_bytes <= self.burst_bytes <= 256 * self.port_bytes,
                             "a divisor of 4096 of 1 to 256 beats"),
-            "formats": (set(self.formats) <= set(_EXPAND_FORMATS) and any(name in _ROW_FORMATS for name in self.formats)
-                        and len(set(_EXPAND_FORMATS[-2:]) - set(self.formats)) != 1,
-                        f"some of {', '.join(_ROW_FORMATS)}, and none or both of {', '.join(_EXPAND_FORMATS[-2:])}"),
+            "formats": (set(self.formats) <= {*_ROW_FORMATS, *_LEVEL_FORMATS}
+                        and not set(_ROW_FORMATS).isdisjoint(self.formats)
+                        and (self.levels or set(_LEVEL_FORMATS).isdisjoint(self.formats)),
+                        f"some of {', '.join(_ROW_FORMATS)}, and none or both of {', '.join(_LEVEL_FORMATS)}"),
         })  # fmt: skip
 
     @property
     def levels(self) -> bool:
         """Whether it expands coded weights."""
-        return not set(_EXPAND_FORMATS[-2:]) - set(self.formats)
+        return set(_LEVEL_FORMATS) <= set(self.formats)
 
     @property
     def ports(self) -> int:
@@ -269,7 +270,7 @@ class ExpandConfig(KernelConfig):
 
     def in_software(self) -> "ExpandConfig":
         """Widen the build to what a device in software expands: every format, rows of any length."""
-        return replace(self, formats=_EXPAND_FORMATS, columns_max=_LONGEST_ROW)
+        return replace(self, formats=_ROW_FORMATS + _LEVEL_FORMATS, columns_max=_LONGEST_ROW)
 
 
 CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
@@ -311,11 +312,11 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
         ExpandConfig("pynq-z2", width=4, port_bits=64, columns_max=16384, outstanding_bursts=8, burst_bytes=128,
                      clock_hz=100_000_000),
         ExpandConfig("tiny-levels", width=4, port_bits=64, columns_max=65536, outstanding_bursts=4, burst_bytes=512,
-                     clock_hz=100_000_000, formats=_EXPAND_FORMATS),
+                     clock_hz=100_000_000, formats=_ROW_FORMATS + _LEVEL_FORMATS),
         ExpandConfig("smartssd", width=16, port_bits=512, columns_max=36864, outstanding_bursts=8, burst_bytes=4096,
                      clock_hz=300_000_000),
         ExpandConfig("smartssd-levels", width=16, port_bits=512, columns_max=65536, outstanding_bursts=8,
-                     burst_bytes=4096, clock_hz=300_000_000, formats=_EXPAND_FORMATS),
+                     burst_bytes=4096, clock_hz=300_000_000, formats=_ROW_FORMATS + _LEVEL_FORMATS),
     )
 }  # fmt: skip
 

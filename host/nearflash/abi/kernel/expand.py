@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nearflash.abi.bitmap import SECTION_BYTES, BitmapHeader, Coding, ElementFormat, RowFormat, row_format
+from nearflash.abi.bitmap import (
+    SECTION_BYTES,
+    BitmapHeader,
+    Coding,
+    ElementFormat,
+    RowFormat,
+    row_format,
+    section_bytes,
+)
 from nearflash.abi.coded import CodedHeader, LevelFormat, level_format
 from nearflash.abi.errors import AlignmentError, CommandError
 from nearflash.abi.kernel.config import ExpandConfig, KernelConfig
@@ -46,7 +54,7 @@ class ExpandCommand:
     @property
     def row_bytes(self) -> int:
         """Bytes from a dense row to the next."""
-        return -(-self.columns * self.dense.number_format.bytes // SECTION_BYTES) * SECTION_BYTES
+        return section_bytes(8 * self.columns * self.dense.number_format.bytes)
 
     @property
     def out_bytes(self) -> int:
@@ -120,13 +128,13 @@ class CodedCommand:
     @property
     def row_bytes(self) -> int:
         """Bytes from a dense block to the next."""
-        return _pad_bytes(2 * self.block_elements)
+        return section_bytes(16 * self.block_elements)
 
     @property
     def out_bytes(self) -> int:
         """Bytes of all dense blocks."""
         before = self.blocks - 1
-        return before * self.row_bytes + _pad_bytes(2 * (self.elements - before * self.block_elements))
+        return before * self.row_bytes + section_bytes(16 * (self.elements - before * self.block_elements))
 
     def reads(self) -> dict[str, tuple[int, int]]:
         """The stream: (address, bytes)."""
@@ -157,10 +165,6 @@ class CodedCommand:
             "rows": self.elements,
             "columns": self.block_elements,
         }
-
-
-def _pad_bytes(size_bytes: int) -> int:
-    return -(-size_bytes // SECTION_BYTES) * SECTION_BYTES
 
 
 def _check(
