@@ -13,7 +13,7 @@ _MOST = 1 << 48
 
 
 class BlockSizes:
-    """What a header, a dataclass with these fields, says of its blocks."""
+    """Sizes of a header, a dataclass with these fields."""
 
     what: ClassVar[str]
 
