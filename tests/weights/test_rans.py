@@ -1,6 +1,7 @@
 """rANS-coded bytes: packed, and expanded by the model and by the host's loops."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from nearflash.abi.bitmap import HEADER_BYTES, pack_group_end
 from nearflash.abi.crc import crc32c
 from nearflash.abi.errors import ShapeError, StreamError
-from nearflash.abi.rans import MOST_SLOTS, TABLE_BYTES
+from nearflash.abi.rans import MOST_SLOTS, TABLE_BYTES, RansHeader
 from nearflash.cli.main import main
 from nearflash.model.weights.rans import expand_rans as expand_by_model
 from nearflash.weights import expand, open_checkpoint
@@ -92,6 +93,15 @@ def test_forged_frequencies_words_and_states_are_found(at):
     for read in (lambda data: expand_bytes(data, 5000), expand_by_model):
         with pytest.raises(StreamError, match="frequencies or states that do not fit in block 0"):
             read(forge(change))
+
+
+def test_a_group_of_more_blocks_than_there_are_ends_with_the_last_one():
+    """The reference counted them to the end, up to 2^32."""
+    stream = pack_rans(draw(500), block_elements=300)
+    header = replace(RansHeader.unpack(stream[:HEADER_BYTES], len(stream)), group_blocks=(1 << 32) - 1)
+    long = header.pack() + stream[HEADER_BYTES:]
+    np.testing.assert_array_equal(expand_by_model(long), expand(stream))
+    np.testing.assert_array_equal(expand(long), expand(stream))
 
 
 def test_a_value_with_too_many_slots_is_found():

@@ -36,9 +36,7 @@ def read_blocks(stream: bytes) -> Iterator[tuple[NDArray[np.uint16], int]]:
     reader, left, number = _Stream(stream), header.elements, 0
     for group in range(header.groups):
         begin, book = reader.at, list(reader.take(SECTION_BYTES)[: header.codebook_entries])
-        for _ in range(header.group_blocks):
-            if not left:
-                break
+        for _ in range(min(header.group_blocks, header.blocks - number)):
             elements = min(left, header.block_elements)
             yield _expand_block(reader, header, book, elements, number)
             left, number = left - elements, number + 1

@@ -35,13 +35,12 @@ def expand_rans(stream: bytes) -> NDArray[np.uint8]:
         at += TABLE_BYTES
         if sum(table) != _SLOTS or max(table) > MOST_SLOTS:
             raise _misfit(blocks)
-        for _ in range(header.group_blocks):
-            if left:
-                elements = min(left, header.block_elements)
-                words = int.from_bytes(_take(stream, at, HEAD_BYTES)[:4], "little")
-                size = section_bytes(8 * (HEAD_BYTES + STATES_BYTES) + WORD_BITS * words)
-                out += _expand_block(_take(stream, at, size)[HEAD_BYTES:], words, table, elements, blocks)
-                at, left, blocks = at + size, left - elements, blocks + 1
+        for _ in range(min(header.group_blocks, header.blocks - blocks)):
+            elements = min(left, header.block_elements)
+            words = int.from_bytes(_take(stream, at, HEAD_BYTES)[:4], "little")
+            size = section_bytes(8 * (HEAD_BYTES + STATES_BYTES) + WORD_BITS * words)
+            out += _expand_block(_take(stream, at, size)[HEAD_BYTES:], words, table, elements, blocks)
+            at, left, blocks = at + size, left - elements, blocks + 1
         if GROUP_END.unpack(_take(stream, at, SECTION_BYTES)) != (group, crc32c(stream[begin:at])):
             raise bitmap_error(StreamFault.CHECKSUM, f"another one in group {group}", header.what)
         at += SECTION_BYTES
