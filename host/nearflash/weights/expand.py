@@ -44,8 +44,8 @@ def expand(
     executor: Executor | None = None,
     memory: Callable[[int], NDArray[np.uint8]] = reuse_buffer,
 ) -> Any:
-    """The dense tensor of a stream that `pack` gave, (rows, columns), or `pack_coded` or
-    `pack_rans`, (elements,), or of a tensor in a file, of its own shape.
+    """The dense tensor of a stream that `pack` gave, (rows, columns), or `pack_coded` or `pack_rans`, (elements,), or
+    of a tensor in a file, of its own shape.
 
     Of float16 or int8, or, for bf16, uint16 bit patterns (`torch.from_numpy(found).view(torch.bfloat16)`), as for
     fp8 uint8; of a tensor that was stored dense, of its own dtype. On a GPU, a torch tensor.
@@ -99,12 +99,9 @@ def _expand_tensor(
 ) -> Any:
     if not tensor.is_expanded_by_host and tensor.expander is not None:
         on_gpu = _on_gpu(out, device)
-        into = out is None or on_gpu
-        values = np.empty(tensor.shape, _DTYPES[tensor.dtype]) if into else _memory(out, tensor.shape, tensor.dtype)
+        values = _target(out, tensor.shape, tensor.dtype, on_gpu=on_gpu)
         tensor.expander.expand(tensor, values)
-        if on_gpu:
-            return _copy(values, tensor.dtype, out, device)
-        return values if out is None else out
+        return _hand_over(values, tensor.dtype, out, device, on_gpu=on_gpu)
     data = tensor.read(memory)
     if tensor.form == "bitmap":
         return _expand_stream(data, matrix_header(tensor, data), tensor.shape, out, device, executor)
@@ -119,16 +116,14 @@ def _expand_tensor(
         return _expand_coded(data, rans, tensor.shape, tensor.dtype, out, device, executor)
     if tensor.dtype not in _DTYPES:
         raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
-    on_gpu, dtype = _on_gpu(out, device), _DTYPES[tensor.dtype]
+    on_gpu = _on_gpu(out, device)
     if tensor.form == "dense":
-        values = data.view(dtype).reshape(tensor.shape)
+        values = data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
         return values if out is None and not on_gpu else _copy(values, tensor.dtype, out, device)
-    values = np.empty(tensor.shape, dtype) if out is None or on_gpu else _memory(out, tensor.shape, tensor.dtype)
+    values = _target(out, tensor.shape, tensor.dtype, on_gpu=on_gpu)
     rows = values.view(np.uint16).reshape(-1, tensor.shape[-1])
     expand_groups(data, rows, int(tensor.form.removeprefix("int")), ELEMENTS[tensor.dtype], executor)
-    if on_gpu:
-        return _copy(values, tensor.dtype, out, device)
-    return values if out is None else out
+    return _hand_over(values, tensor.dtype, out, device, on_gpu=on_gpu)
 
 
 def levels_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> CodedHeader:
@@ -155,22 +150,17 @@ def _expand_coded(
 ) -> Any:  # fmt: skip
     """Coded weights or bytes: by the host's cores, and copied where a GPU is to have them; weights also by a device."""
     on_gpu = _on_gpu(out, device)
+    if isinstance(header, RansHeader) and device != "host" and not on_gpu:
+        name = device if isinstance(device, str) else device.identity.name
+        raise FormatError(f"bytes in rANS must be expanded by host or cuda, not by {name}: no kernel reads them")
+    target = _target(out, shape, dtype, on_gpu=on_gpu)
     if device != "host" and not on_gpu:
-        if isinstance(header, RansHeader):
-            name = device if isinstance(device, str) else device.identity.name
-            raise FormatError(f"bytes in rANS must be expanded by host or cuda, not by {name}: no kernel reads them")
-        target = np.empty(shape, _DTYPES[dtype]) if out is None else _memory(out, shape, dtype)
-        with open_device(device, "expand") if isinstance(device, str) else nullcontext(device) as opened:
-            target[...] = expand_matrix(opened, data.tobytes()).dense.reshape(shape).view(target.dtype)
-        return target if out is None else out
-    target = np.empty(shape, _DTYPES[dtype]) if out is None or on_gpu else _memory(out, shape, dtype)
-    if isinstance(header, RansHeader):
+        _expand_by(device, data, target)
+    elif isinstance(header, RansHeader):
         expand_rans(data, target.view(np.uint8), executor)
     else:
         expand_coded(data, target.view("<u2"), executor)
-    if on_gpu:
-        return _copy(target, dtype, out, device)
-    return target if out is None else out
+    return _hand_over(target, dtype, out, device, on_gpu=on_gpu)
 
 
 def _expand_stream(
@@ -188,19 +178,32 @@ def _expand_stream(
         from nearflash.weights.gpu import expand_stream
 
         return expand_stream(data, header, shape, out, device)
-    target = np.empty(shape, _DTYPES[dtype]) if out is None else _memory(out, shape, dtype)
-    rows = target.reshape(header.rows, header.columns)
+    target = _target(out, shape, dtype, on_gpu=False)
     if device == "host":
         from nearflash.device.backends.host.matrix import expand_into
 
-        expand_into(data, rows.view(np.uint8), executor)
-        return target if out is None else out
-    if isinstance(device, Device):
-        rows[:] = expand_matrix(device, data.tobytes()).dense.view(rows.dtype)
+        expand_into(data, target.reshape(header.rows, header.columns).view(np.uint8), executor)
     else:
-        with open_device(device, "expand") as opened:
-            rows[:] = expand_matrix(opened, data.tobytes()).dense.view(rows.dtype)
+        _expand_by(device, data, target)
     return target if out is None else out
+
+
+def _target(out: Any, shape: tuple[int, ...], dtype: str, *, on_gpu: bool) -> NDArray[Any]:
+    """Memory of the host to expand to: `out`'s, or new one."""
+    return np.empty(shape, _DTYPES[dtype]) if out is None or on_gpu else _memory(out, shape, dtype)
+
+
+def _hand_over(target: NDArray[Any], dtype: str, out: Any, device: str | Device, *, on_gpu: bool) -> Any:
+    """Give the caller what was expanded to `target`: on a GPU a copy there."""
+    if on_gpu:
+        return _copy(target, dtype, out, device)
+    return target if out is None else out
+
+
+def _expand_by(device: str | Device, data: NDArray[np.uint8], target: NDArray[Any]) -> None:
+    """Expand a stream by a device's kernel, opened for it where `device` is a name."""
+    with open_device(device, "expand") if isinstance(device, str) else nullcontext(device) as opened:
+        target[...] = expand_matrix(opened, data.tobytes()).dense.view(target.dtype).reshape(target.shape)
 
 
 def _on_gpu(out: Any, device: str | Device) -> bool:
