@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.cli.target import check_outcome, parse_target, remove_on_error, search_layers, tabulate
+from nearflash.cli.target import check_outcome, parse_target, search_layers, tabulate
 from nearflash.support.arguments import positive
-from nearflash.support.files import write_durably
+from nearflash.support.files import remove_on_error, write_durably
 from nearflash.weights.compress import BITS, FORMATS
 from nearflash.weights.parts import REPORT, REPORT_NAME, part_digests
 
@@ -247,13 +247,10 @@ def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
 
 def _read_windows(tokenizer: Any, arguments: argparse.Namespace) -> Any:
     """Windows of the texts' tokens, by default of Python's manual, to calibrate on, and others."""
-    from nearflash.bench.inference.texts import manual_text
+    from nearflash.bench.inference.texts import read_texts
     from nearflash.weights.perplexity import hold_out, windows
-    from nearflash.weights.pretrained import token_ids
 
-    texts = [token_ids(tokenizer, file) for file in arguments.texts]
-    texts = texts or [tokenizer(manual_text(), verbose=False)["input_ids"]]
-    return hold_out(windows(texts, arguments.tokens), arguments.windows)
+    return hold_out(windows(read_texts(tokenizer, arguments.texts), arguments.tokens), arguments.windows)
 
 
 def _measure(model: Any, tokens: Any, arguments: argparse.Namespace) -> float:

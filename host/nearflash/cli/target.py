@@ -4,10 +4,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
@@ -20,7 +17,6 @@ __all__ = [
     "TargetError",
     "check_outcome",
     "parse_target",
-    "remove_on_error",
     "search_layers",
     "tabulate",
 ]
@@ -67,20 +63,6 @@ def parse_target(text: str) -> CompressionTarget:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"must be a share below 1, a size like 500MB, or a loss like +0.02, not {text!r}")
-
-
-@contextmanager
-def remove_on_error(folder: Path) -> Iterator[None]:
-    """Remove what is written to a new or empty folder meanwhile where an error, or an interrupt, comes."""
-    existed = folder.exists()
-    try:
-        yield
-    except BaseException:
-        for path in folder.iterdir() if folder.exists() else ():
-            path.unlink()
-        if folder.exists() and not existed:
-            folder.rmdir()
-        raise
 
 
 def search_layers(

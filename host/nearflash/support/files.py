@@ -29,6 +29,7 @@ __all__ = [
     "open_regular",
     "read_bytes",
     "read_text",
+    "remove_on_error",
     "replace_file",
     "write_durably",
 ]
@@ -41,6 +42,20 @@ PUBLIC_MODE = 0o666
 PRIVATE_MODE = 0o600
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # Ref: linux/fcntl.h, linux/fs.h; renameat2(2)
 _NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def remove_on_error(folder: Path) -> Iterator[None]:
+    """Remove what is written meanwhile to a new or empty folder of files where an error, or an interrupt, comes."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir() if folder.exists() else ():
+            path.unlink()
+        if folder.exists() and not existed:
+            folder.rmdir()
+        raise
 
 
 @contextmanager

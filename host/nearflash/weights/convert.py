@@ -20,7 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from nearflash.abi.errors import NonFiniteError, StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.support.files import copy_durably, read_text
+from nearflash.support.files import copy_durably, read_text, remove_on_error
 from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.checkpoint import INDEX, SINGLE, write_index
 from nearflash.weights.compress import compress_bytes, compress_tensor, dense_tensor
@@ -169,16 +169,9 @@ def _write_folder(
 ) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise StateError(f"{folder} must be a new or an empty folder")
-    existed = folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with remove_on_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         return _write(entries, folder, metadata, written)
-    except BaseException:
-        for path in folder.iterdir():
-            path.unlink()
-        if not existed:
-            folder.rmdir()
-        raise
 
 
 def _write(entries: list[_Entry], folder: Path, metadata: Mapping[str, str], written: Callable[[Written], None]) -> int:

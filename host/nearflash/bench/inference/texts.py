@@ -1,5 +1,7 @@
 """English text that is there everywhere: the reference manual that comes with Python (pydoc_data.topics)."""
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -8,13 +10,20 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference.models import model_positions
+from nearflash.weights.pretrained import token_ids
 
-__all__ = ["extend_positions", "manual_pieces", "manual_text"]
+__all__ = ["extend_positions", "manual_pieces", "manual_text", "read_texts"]
 
 
 def manual_text() -> str:
     """All of it, about 600,000 characters."""
     return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def read_texts(tokenizer: Any, files: Iterable[Path]) -> list[Sequence[int]]:
+    """Token ids of each file's text, or of the manual where there is no file. Raises CommandError."""
+    texts: list[Sequence[int]] = [token_ids(tokenizer, file) for file in files]
+    return texts or [tokenizer(manual_text(), verbose=False)["input_ids"]]
 
 
 def manual_pieces(tokenizer: Any, count: int, tokens: int) -> Tensor:

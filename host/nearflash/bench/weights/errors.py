@@ -9,7 +9,7 @@ with any error. K and V: in fp16 and in groups of 4 bits, as read back from page
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,14 @@ from transformers import DynamicCache
 
 from nearflash.abi.attention.codeword import BCH_ERRORS, CODEWORD_BYTES, MESSAGE_BYTES, PARITY_BYTES
 from nearflash.abi.errors import StreamError
-from nearflash.bench.inference.texts import manual_text
+from nearflash.bench.inference.texts import read_texts
 from nearflash.bench.weights.sizes import SizesSettings, load_named
-from nearflash.device.backends.host.coded import expand_coded
 from nearflash.offload.cache.groups import decode, encode
-from nearflash.weights.coded import pack_coded
+from nearflash.weights.compress import compress_tensor, dense_tensor
 from nearflash.weights.convert import layer_weights
-from nearflash.weights.expand import ELEMENTS
-from nearflash.weights.groups import expand_groups, pack_groups
+from nearflash.weights.expand import expand_packed
+from nearflash.weights.file import PackedTensor
 from nearflash.weights.perplexity import hold_out, perplexity, windows
-from nearflash.weights.pretrained import token_ids
-from nearflash.weights.quantize import quantize
 
 __all__ = ["BitErrors", "measure"]
 
@@ -79,9 +76,7 @@ def measure(
     """A row for each form, rate, code and seed. Raises MissingModelError."""
     model, tokenizer = load_named(name)
     model.requires_grad_(False)
-    texts = [token_ids(tokenizer, file) for file in settings.texts]
-    texts = texts or [tokenizer(manual_text(), verbose=False)["input_ids"]]
-    tokens = hold_out(windows(texts, _TOKENS), 1)[1][:_HELD_OUT_WINDOWS]
+    tokens = hold_out(windows(read_texts(tokenizer, settings.texts), _TOKENS), 1)[1][:_HELD_OUT_WINDOWS]
     names = layer_weights(model)
     whole = {each: model.get_parameter(each).half() for each in names}
     subjects: dict[str, tuple[str, ...]] = {"weights": WEIGHT_FORMS, "kv": KV_FORMS}
@@ -105,29 +100,28 @@ class _Subject:
     """Weights of a model in a form, read back with errors."""
 
     def __init__(self, model: Any, whole: dict[str, Tensor], tokens: Tensor, form: str) -> None:
-        self._model, self._tokens, self._form = model, tokens, form
-        self._shapes = {name: tuple(weight.shape) for name, weight in whole.items()}
-        self._stored = {name: _store(weight.numpy(), form) for name, weight in whole.items()}
+        self._model, self._tokens = model, tokens
+        self._stored = [_store(name, weight.numpy(), form) for name, weight in whole.items()]
         self._clean: float | None = None
 
     def loss(self, errors: BitErrors) -> tuple[float | None, int]:
         """Nats a token, and how many tensors were rejected."""
         rejected = 0
-        for name, stored in self._stored.items():
-            data = stored.copy()
+        for stored in self._stored:
+            data = stored.data.copy()
             errors.flip(data)
             try:
-                weight = _restore(data, self._shapes[name], self._form)
+                weight = expand_packed(replace(stored, data=data)).view(np.float16)
             except StreamError:
                 rejected += 1
             else:
-                self._model.get_parameter(name).copy_(torch.from_numpy(weight))
+                self._model.get_parameter(stored.name).copy_(torch.from_numpy(weight))
         if rejected:
             return None, rejected
-        if errors.bits or self._clean is None:
-            found = _finite_loss(self._model, self._tokens)
-            self._clean = found if not errors.bits else self._clean
-            return found, 0
+        if errors.bits:
+            return _finite_loss(self._model, self._tokens), 0
+        if self._clean is None:
+            self._clean = _finite_loss(self._model, self._tokens)
         return self._clean, 0
 
 
@@ -138,7 +132,6 @@ class _Pages:
         self._model, self._tokens, self._form = model, tokens, form
         for name, weight in whole.items():
             model.get_parameter(name).copy_(weight)
-        self._clean: float | None = None
 
     def loss(self, errors: BitErrors) -> tuple[float | None, int]:
         """Nats a token; no tensor is rejected."""
@@ -169,26 +162,12 @@ class _ErrorCache(DynamicCache):
         return out
 
 
-def _store(weight: NDArray[Any], form: str) -> NDArray[np.uint8]:
+def _store(name: str, weight: NDArray[Any], form: str) -> PackedTensor:
     if form == "dense":
-        return weight.view(np.uint8).reshape(-1)
-    if form == "coded":
-        return np.frombuffer(pack_coded(weight), np.uint8)
-    matrix = weight.reshape(-1, weight.shape[-1])
-    codes = quantize(matrix, int(form.removeprefix("int")), present=np.ones(matrix.shape, bool))
-    return np.frombuffer(pack_groups(codes), np.uint8)
-
-
-def _restore(data: NDArray[np.uint8], shape: tuple[int, ...], form: str) -> NDArray[np.float16]:
-    """The dense weight of stored bytes. Raises StreamError for coded ones with an error."""
-    if form == "dense":
-        return data.view(np.float16).reshape(shape)
-    out = np.empty(shape, np.uint16)
-    if form == "coded":
-        expand_coded(data, out)
-    else:
-        expand_groups(data, out.reshape(-1, shape[-1]), int(form.removeprefix("int")), ELEMENTS["F16"])
-    return out.view(np.float16)
+        return dense_tensor(name, "F16", weight.shape, weight.view(np.uint8).reshape(-1))
+    return compress_tensor(
+        name, weight, *(("coded", 16) if form == "coded" else ("groups", int(form.removeprefix("int"))))
+    )
 
 
 def _finite_loss(model: Any, tokens: Tensor, cache: Callable[[], Any] | None = None) -> float | None:

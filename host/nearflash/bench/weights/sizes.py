@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from nearflash.abi.errors import CommandError
-from nearflash.bench.inference.texts import manual_text
+from nearflash.bench.inference.texts import read_texts
 from nearflash.offload.cache.groups import decode, encode
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights.compress import compress_tensor
@@ -32,7 +32,7 @@ from nearflash.weights.convert import layer_weights
 from nearflash.weights.expand import expand_packed
 from nearflash.weights.file import PackedTensor
 from nearflash.weights.perplexity import hold_out, perplexity, windows
-from nearflash.weights.pretrained import DTYPES, load_pretrained, token_ids
+from nearflash.weights.pretrained import DTYPES, load_pretrained
 from nearflash.weights.prune import prune
 from nearflash.weights.rans import pack_rans
 
@@ -107,9 +107,8 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
     model.requires_grad_(False)
     names = layer_weights(model)
     dense = {name: model.get_parameter(name).clone() for name in names}
-    texts = [token_ids(tokenizer, file) for file in settings.texts]
-    texts = texts or [tokenizer(manual_text(), verbose=False)["input_ids"]]
-    calibration, others = hold_out(windows(texts, _TOKENS), settings.windows)
+    texts = windows(read_texts(tokenizer, settings.texts), _TOKENS)
+    calibration, others = hold_out(texts, settings.windows)
     others = others[:_HELD_OUT_WINDOWS]
     for pruning, options in PRUNINGS.items():
         formats = [name for name in settings.formats
