@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from nearflash.abi.errors import NearflashError
-from nearflash.bench.storage.crashes import apply, images
+from nearflash.bench.storage.crashes import replay
 from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.storage.blocks.block_file import BlockFile, create_file
 from nearflash.storage.blocks.layout import BlockLabel, BlockLayout
 from nearflash.storage.blocks.transfer import BlockTransfer
 from nearflash.storage.blocks.writer import BlockWriter
-from nearflash.storage.io.backend import BLOCK_BYTES
 
 __all__ = ["BlockCrashes", "block_crash_points"]
 
@@ -67,22 +66,12 @@ def block_crash_points(path: Path, *, actions: int, tries: int, seed: int) -> Bl
     for _ in range(actions):
         life.act()
     crashes.erases, crashes.moved = life.close()
-    rng = np.random.default_rng(seed)
-    durable, pending = np.zeros_like(disk.contents[0]), list[Write]()
-    for number, event in enumerate(life.events):
-        if isinstance(event.what, Write):
-            pending.append(event.what)
-        else:
-            apply([durable], pending)
-            pending = []
-        for reached in images(sum(len(write.data) for write in pending) // BLOCK_BYTES, tries, rng):
-            disk.contents[0][:] = durable
-            apply(disk.contents, pending, reached)
-            crashes.points += 1
-            with _quiet():
-                wrong = _wrong(path, disk, event, goes_on=crashes.points % CONTINUED == 0)
-            if wrong:
-                crashes.bad.append(f"block store, seed {seed}, event {number}, image {crashes.points}: {wrong}")
+    for number in replay(disk, [event.what for event in life.events], tries, seed):
+        crashes.points += 1
+        with _quiet():
+            wrong = _wrong(path, disk, life.events[number], goes_on=crashes.points % CONTINUED == 0)
+        if wrong:
+            crashes.bad.append(f"block store, seed {seed}, event {number}, image {crashes.points}: {wrong}")
     path.unlink()
     return crashes
 

@@ -5,7 +5,7 @@ in part (sectors of 512 bytes). Where few blocks are pending all subsets of them
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.state.manifest import Manifest
 from nearflash.storage.state.state_store import StateStore
 
-__all__ = ["Crashes", "apply", "crash_points", "images", "try_images"]
+__all__ = ["Crashes", "apply", "crash_points", "images", "replay", "try_images"]
 
 SECTOR_BYTES = 512
 SECTORS = BLOCK_BYTES // SECTOR_BYTES
@@ -59,23 +59,30 @@ def crash_points(
 
 def try_images(disk: LoggedDisk, events: Sequence[Event], tries: int, seed: int, check: Check) -> Crashes:
     """Check about `tries` images at each event."""
-    rng, crashes = np.random.default_rng(seed), Crashes()
+    crashes = Crashes()
+    for number in replay(disk, [event.what for event in events], tries, seed):
+        crashes.points += 1
+        if wrong := check(events[number].versions, crashes):
+            crashes.bad.append(f"event {number}, image {crashes.points}: {wrong}")
+    return crashes
+
+
+def replay(disk: LoggedDisk, events: Iterable[Write | Flush | None], tries: int, seed: int) -> Iterator[int]:
+    """Put about `tries` images of each event into the disk's files, one after another; yields the event's number."""
+    rng = np.random.default_rng(seed)
     durable = [np.zeros_like(content) for content in disk.contents]
     pending: list[Write] = []
     for number, event in enumerate(events):
-        if isinstance(event.what, Write):
-            pending.append(event.what)
-        elif isinstance(event.what, Flush):
-            apply(durable, [write for write in pending if write.file == event.what.file])
-            pending = [write for write in pending if write.file != event.what.file]
+        if isinstance(event, Write):
+            pending.append(event)
+        elif isinstance(event, Flush):
+            apply(durable, [write for write in pending if write.file == event.file])
+            pending = [write for write in pending if write.file != event.file]
         for reached in images(sum(len(write.data) for write in pending) // BLOCK_BYTES, tries, rng):
             for content, base in zip(disk.contents, durable, strict=True):
                 content[:] = base
             apply(disk.contents, pending, reached)
-            crashes.points += 1
-            if wrong := check(event.versions, crashes):
-                crashes.bad.append(f"event {number}, image {crashes.points}: {wrong}")
-    return crashes
+            yield number
 
 
 def apply(

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import StateError, StorageFullError
-from nearflash.bench.storage.crashes import apply, images
+from nearflash.bench.storage.crashes import replay
 from nearflash.bench.storage.disk import Flush, LoggedDisk, Write
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageKeys, PageWrites
-from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 
 __all__ = ["KvCrashes", "kv_crash_points"]
@@ -49,20 +48,10 @@ def kv_crash_points(path: Path, *, actions: int, tries: int, seed: int) -> KvCra
     for _ in range(actions):
         life.act()
     crashes.erases = life.close()
-    rng = np.random.default_rng(seed)
-    durable, pending = np.zeros_like(disk.contents[0]), list[Write]()
-    for number, (what, promised) in enumerate(life.events):
-        if isinstance(what, Write):
-            pending.append(what)
-        else:
-            apply([durable], pending)
-            pending = []
-        for reached in images(sum(len(write.data) for write in pending) // BLOCK_BYTES, tries, rng):
-            disk.contents[0][:] = durable
-            apply(disk.contents, pending, reached)
-            crashes.points += 1
-            if wrong := _wrong(path, disk, promised, life.contents):
-                crashes.bad.append(f"KV store, seed {seed}, event {number}, image {crashes.points}: {wrong}")
+    for number in replay(disk, [what for what, _ in life.events], tries, seed):
+        crashes.points += 1
+        if wrong := _wrong(path, disk, life.events[number][1], life.contents):
+            crashes.bad.append(f"KV store, seed {seed}, event {number}, image {crashes.points}: {wrong}")
     path.unlink()
     return crashes
 
