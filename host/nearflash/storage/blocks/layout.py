@@ -14,8 +14,8 @@ from typing import Any, Self
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.storage.blocks.record import HEADER_BYTES, RECORD
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.direct import DirectFile, aligned_buffer
-from nearflash.storage.io.sealed import seal, unseal
+from nearflash.storage.io.direct import DirectFile
+from nearflash.storage.io.sealed import read_superblock, seal
 from nearflash.support.tables import check_fields
 
 __all__ = ["BLOCKS_VERSION", "KIND", "BlockLabel", "BlockLayout", "read_label"]
@@ -133,14 +133,7 @@ class BlockLabel:
 
 def read_label(file: DirectFile) -> BlockLabel:
     """The superblock of an open file. Raises StateError, naming what is wrong."""
-    block = aligned_buffer(BLOCK_BYTES)
-    try:
-        file.read(0, block)
-        body = unseal(KIND, block)
-    except StateError as error:
-        raise StateError(f"{file.path} must begin with the superblock of a block store: {error}") from error
-    if body.get("version") != BLOCKS_VERSION:
-        raise StateError(f"{file.path} must have version {BLOCKS_VERSION}, not {body.get('version')!r}")
+    body = read_superblock(file, KIND, BLOCKS_VERSION, "a block store")
     what = f"the superblock of {file.path}"
     _, *sizes, namespace, salt = check_fields(
         what, body, version=int, block_bytes=int, segment_slots=int, segments=int, namespace=str, salt=int

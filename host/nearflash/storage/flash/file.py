@@ -34,7 +34,7 @@ from nearflash.storage.flash.page import (
 from nearflash.storage.flash.spare import SpareRecords
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
-from nearflash.storage.io.sealed import is_erased, seal, unseal
+from nearflash.storage.io.sealed import is_erased, read_superblock, seal
 from nearflash.support.tables import check_fields
 from nearflash.support.threads import map_all
 
@@ -271,15 +271,7 @@ def _align(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _superblock(file: DirectFile) -> dict[str, Any]:
-    block = aligned_buffer(BLOCK_BYTES)
-    try:
-        file.read(0, block)
-        body = unseal(_KIND, block)
-    except StateError as error:
-        raise StateError(f"{file.path} must begin with the superblock of a flash: {error}") from error
-    if body.get("version") != FLASH_VERSION:
-        raise StateError(f"{file.path} must have version {FLASH_VERSION}, not {body.get('version')!r}")
-    body = {"salt": 0} | body  # files of before have none
+    body = {"salt": 0} | read_superblock(file, _KIND, FLASH_VERSION, "a flash")  # files of before have no salt
     check_fields(f"the superblock of {file.path}", body, version=int, geometry=dict, about=dict, salt=int)
     if body["salt"] >> 32:
         raise StateError(f"the salt of {file.path} must have 32 bits, not {body['salt']}")

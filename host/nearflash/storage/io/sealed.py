@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.direct import aligned_buffer
+from nearflash.storage.io.direct import DirectFile, aligned_buffer
 
-__all__ = ["crc32", "is_erased", "is_sealed", "seal", "unseal"]
+__all__ = ["crc32", "is_erased", "is_sealed", "read_superblock", "seal", "unseal"]
 
 _MAGIC = b"nearflash."
 
@@ -63,6 +63,22 @@ def unseal(kind: str, block: NDArray[np.uint8]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         pass
     raise StateError(f"{kind} block must carry a valid checksum, not {head[:40]!r}; it is damaged")
+
+
+def read_superblock(file: DirectFile, kind: str, version: int, of: str) -> dict[str, Any]:
+    """The body of the sealed block that a file of that kind begins with; of: what it is of, for the error.
+
+    Raises StateError where it is damaged, or of another version.
+    """
+    block = aligned_buffer(BLOCK_BYTES)
+    try:
+        file.read(0, block)
+        body = unseal(kind, block)
+    except StateError as error:
+        raise StateError(f"{file.path} must begin with the superblock of {of}: {error}") from error
+    if body.get("version") != version:
+        raise StateError(f"{file.path} must have version {version}, not {body.get('version')!r}")
+    return body
 
 
 def _reject_constant(name: str) -> None:
