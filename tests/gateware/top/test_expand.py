@@ -34,13 +34,6 @@ def wide():
         yield opened
 
 
-@pytest.fixture(params=[0, 50], ids=["no stalls", "stalls"])
-def stalled(device, request):
-    device.kernel.configure(MemoryModel(stall_percent=request.param, seed=3))
-    yield device
-    device.kernel.configure(MemoryModel())
-
-
 @pytest.mark.full  # a simulator of its own, two minutes to build and to run
 def test_testbench():
     result = run_testbench("gateware.top.expand")

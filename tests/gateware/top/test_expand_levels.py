@@ -16,7 +16,6 @@ from nearflash.device.selftest.expand import CODED_FORMATS, MATRIX_FORMATS, leve
 from nearflash.model.weights.bitmap import expand
 from nearflash.model.weights.levels import expand_levels, read_blocks
 from nearflash.sim.verilator.device import VerilatorDevice
-from nearflash.sim.verilator.kernel import MemoryModel
 from nearflash.verify.fixtures.matrices import damage, header_of, odd, outcome
 
 pytestmark = pytest.mark.full
@@ -35,13 +34,6 @@ def device():
 def wide():
     with VerilatorDevice(expand_config("expand-smartssd-levels"), memory_bytes=1 << 23) as opened:
         yield opened
-
-
-@pytest.fixture(params=[0, 50], ids=["no stalls", "stalls"])
-def stalled(device, request):
-    device.kernel.configure(MemoryModel(stall_percent=request.param, seed=3))
-    yield device
-    device.kernel.configure(MemoryModel())
 
 
 def check_equality(device, form, sizes):
