@@ -138,6 +138,7 @@ def _measure_case(case: str, size: str, folder: Path) -> tuple[dict[str, Any], S
         **_spread("optimizer_seconds", figures["optimizer_seconds"]),
         **_spread("step_seconds", figures["step_seconds"]),
         **{f"{key}_per_param": value and value / params for key, value in per_param.items()},
+        "disk_bytes_per_param": (per_param["disk_read_bytes"] + per_param["disk_written_bytes"]) / params,
         "steps": STEPS,
         "last_loss": loss[-1],
         "durable": case not in (DEEPSPEED, "torch-memory"),
@@ -189,9 +190,7 @@ def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "speedup_optimizer_by_case": {case: ratio(DEEPSPEED, case) for case in ours},
         "speedup_step_by_case": {case: ratio(DEEPSPEED, case, "step_seconds") for case in ours},
         "link_bytes_per_param_by_case": {case: rows[case]["link_bytes_per_param"] for case in ours},
-        "disk_bytes_per_param_by_case": {
-            case: sum(rows[case][f"disk_{way}_bytes_per_param"] for way in ("read", "written")) for case in ours
-        },
+        "disk_bytes_per_param_by_case": {case: rows[case]["disk_bytes_per_param"] for case in ours},
         "optimizer_seconds_over_memory": ratio(OURS, "torch-memory"),
         "of": "medians of one run; disk_roofline_fraction is roofline_fraction of the case disk",
     }
