@@ -13,7 +13,7 @@ from nearflash.abi.kernel.commands import Completion, CopyFormat, UpdateCommand
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.optimizers import AdamStep
 from nearflash.device.base import Identity, LinkBytes
-from nearflash.device.checked import CheckedDevice, check_ranges, port_beats
+from nearflash.device.checked import CheckedDevice, check_ranges, port_beats, shares_memory
 from nearflash.device.memory import SimulatedMemory
 
 ADAM = AdamStep(lr=1e-3, step=1)
@@ -126,6 +126,21 @@ def test_any_overlap_is_found_and_nothing_else():
         with pytest.raises(AddressError, match="must be apart") if wrong else nullcontext():
             check_ranges(Ranges(reads, writes), buffers, 1 << 16)
         found[wrong] += 1
+    assert min(found.values()) > 200 and len(found) == 2
+
+
+def test_commands_share_memory_where_one_writes_what_the_other_uses():
+    rng, found = random.Random(2), Counter()
+    for _ in range(2000):
+        one, other = (
+            Ranges(*([(rng.randrange(60), rng.randint(1, 9)) for _ in range(rng.randint(0, 2))] for _ in range(2)))
+            for _ in range(2)
+        )
+        ranges = [used().values() for command in (one, other) for used in (command.reads, command.writes)]
+        uses = [{byte for at, size in each for byte in range(at, at + size)} for each in ranges]
+        shared = bool(uses[1] & (uses[2] | uses[3]) or uses[0] & uses[3])
+        assert shares_memory(one, other) is shares_memory(other, one) is shared
+        found[shared] += 1
     assert min(found.values()) > 200 and len(found) == 2
 
 

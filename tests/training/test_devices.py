@@ -65,16 +65,16 @@ def test_a_failure_of_one_device_leaves_all_at_the_step_before(tensors, set_grad
         set_gradients(tensors, 0)
         optimizer.step()
         before = bits(optimizer, tensors)
-        real = bad.run
+        real = bad.wait
 
-        def run(*_):
+        def fail(*_):
             raise DeviceError("ended with READ_ERROR")
 
-        bad.run = run
+        bad.wait = fail
         set_gradients(tensors, 1)
         with pytest.raises(DeviceError, match="READ_ERROR"):
             optimizer.step()
-        bad.run = real
+        bad.wait = real
         assert optimizer.steps == 1
         assert all(np.array_equal(one, two) for one, two in zip(before, bits(optimizer, tensors), strict=True))
         optimizer.step()

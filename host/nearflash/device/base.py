@@ -84,6 +84,8 @@ class Device(ABC):
     """Opening builds nothing and touches no board: a list of devices may try it."""
     HAS_LINK: ClassVar[bool] = True
     """Buffers are synchronised over a link that is slower than the host's memory: fewer bytes are worth some work."""
+    DEPTH: ClassVar[int] = 1
+    """Commands that may be started and not yet ended; one more submit waits for the oldest."""
     DEFAULT_BUILD: ClassVar[str] = "tiny"
     """Configuration, without its kernel, that a backend's name alone stands for."""
     identity: Identity

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from nearflash.abi.topk import HEADER_BYTES
 from nearflash.device.base import Buffer, Device, Identity, LinkBytes
 from nearflash.device.memory import Memory
 
-__all__ = ["CheckedDevice", "check_ranges", "port_beats"]
+__all__ = ["CheckedDevice", "check_ranges", "port_beats", "shares_memory"]
 
 
 class _Range(NamedTuple):
@@ -49,6 +49,17 @@ def check_ranges(command: Command, buffers: Iterable[Buffer], memory_bytes: int)
             raise _overlap(writes[position], read)
 
 
+def shares_memory(one: Command, other: Command) -> bool:
+    """Whether a command writes what the other reads or writes, so that their order counts."""
+    first, second = (_ranges(command.reads(), "read") for command in (one, other))
+    writes, rewrites = (_ranges(command.writes(), "write") for command in (one, other))
+    return _meet(writes, second + rewrites) or _meet(first, rewrites)
+
+
+def _meet(one: Iterable[_Range], other: Sequence[_Range]) -> bool:
+    return any(a.start < b.end and b.start < a.end for a in one for b in other)
+
+
 def _ranges(ranges: Mapping[str, tuple[int, int]], what: str) -> list[_Range]:
     """Check ranges by address."""
     return sorted(_Range(start, start + size, f"{name} {what}") for name, (start, size) in ranges.items())
@@ -81,9 +92,6 @@ class CheckedDevice(Device):
 
     A backend adds `_start`, `_finish` and `_abort`. `build` is the configuration that commands are checked against.
     """
-
-    DEPTH = 1
-    """Commands that may be started and not yet ended; one more submit waits for the oldest."""
 
     def __init__(self, identity: Identity, memory: Memory) -> None:
         self.identity, self.build = identity, identity.config

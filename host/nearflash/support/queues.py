@@ -46,6 +46,10 @@ class WorkQueue(Generic[T]):
             del self._items[place]
             return item
 
+    def __bool__(self) -> bool:
+        """Whether an item can be had without waiting."""
+        return bool(self._items)
+
     def end(self) -> None:
         """One producer has no more items."""
         with self._lock:

@@ -49,13 +49,16 @@ class Timeline:
         try:
             yield
         finally:
-            duration = time.perf_counter() - start
-            with self._lock:
-                self.seconds[name] = self.seconds.get(name, 0.0) + duration
-                # By name: a step's threads are new ones, and belong in the rows of the step before.
-                row = self._rows.setdefault(threading.current_thread().name, len(self._rows) + 1)
-                start_us, duration_us = (start - self._origin) * 1e6, duration * 1e6
-                self._spans.append((name, row, start_us, duration_us, tuple(details.items())))
+            # By name: a step's threads are new ones, and belong in the rows of the step before.
+            self.add(name, threading.current_thread().name, start, time.perf_counter(), **details)
+
+    def add(self, name: str, row: str, start_s: float, stop_s: float, **details: int | float | str) -> None:
+        """Note what ran from `start_s` to `stop_s`, both by time.perf_counter, in a row of that name."""
+        with self._lock:
+            self.seconds[name] = self.seconds.get(name, 0.0) + stop_s - start_s
+            number = self._rows.setdefault(row, len(self._rows) + 1)
+            start_us, duration_us = (start_s - self._origin) * 1e6, (stop_s - start_s) * 1e6
+            self._spans.append((name, number, start_us, duration_us, tuple(details.items())))
 
     def write(self, path: Path, predicted: Iterable[Predicted] = ()) -> None:
         """Write the spans as trace events, and what was predicted beside them. Raises OSError."""

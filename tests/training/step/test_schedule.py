@@ -11,6 +11,7 @@ import torch
 from nearflash.abi.errors import AddressError, DeviceError, StateError, StorageFullError
 from nearflash.device import open_device
 from nearflash.training.step import schedule
+from nearflash.training.step.transfer import IN_FLIGHT
 
 EXTENTS = 12
 PARAMS = EXTENTS * 1024
@@ -95,7 +96,7 @@ def test_a_failure_leaves_the_step_before(open_optimizer, tmp_path, monkeypatch,
     monkeypatch.setattr(device, "reset", lambda: resets.append(1))
     errors = {
         "read": (store, "read", StateError("damaged")),
-        "update": (device, "run", DeviceError("status WRITE_ERROR")),
+        "update": (device, "wait", DeviceError("status WRITE_ERROR")),
         "write": (store, "write", StorageFullError("no room")),
         "commit": (store, "commit", StateError("a flush failed")),
     }
@@ -223,7 +224,7 @@ def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeyp
     store, device = optimizer._optimizer_state.store, optimizer._optimizer_state._schedule.transfers[0].device
     for place, name in ((store, "read"), (store, "write")):
         delay(monkeypatch, place, name, 0.01)
-    delay(monkeypatch, device, "run", 0.03)
+    delay(monkeypatch, device, "wait", 0.03)
     set_gradient(tensor, 0)
     optimizer.step()
     optimizer.report.timeline.write(tmp_path / "trace.json")
@@ -231,7 +232,7 @@ def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeyp
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
     assert {name.rstrip(" 0123456789") for name in names} == {
         "optimizer",
-        *(f"device 0: {s}" for s in STAGES),
+        *(f"device 0: {row}" for row in (*STAGES, "commands")),
     }
     spans = {kind: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == kind] for kind in
              ("flash read", "update", "flash write")}  # fmt: skip
@@ -240,13 +241,37 @@ def test_stages_overlap_and_the_trace_shows_it(open_optimizer, tmp_path, monkeyp
         assert any(a < d and c < b for a, b in spans[one] for c, d in spans[other]), f"{one} beside {other}"
 
 
-@pytest.mark.parametrize("slow, reason", [("read", "read"), ("run", "update"), ("write", "write")])
+def test_the_next_command_is_submitted_before_the_one_before_is_waited_for(open_optimizer, monkeypatch, tensor):
+    """The host gathers and stages beside the device's work; the bits are those of the other tests."""
+    optimizer = open_optimizer([tensor])
+    device = optimizer._optimizer_state._schedule.transfers[0].device
+    submit, wait, counts = device.submit, device.wait, {"most": 0, "in flight": 0, "submitted": 0}
+
+    def submitting(command):
+        counts["in flight"] += 1
+        counts["submitted"] += 1
+        counts["most"] = max(counts["most"], counts["in flight"])
+        return submit(command)
+
+    def waiting(ticket, *rest):
+        time.sleep(0.01)  # reading goes on
+        counts["in flight"] -= 1
+        return wait(ticket, *rest)
+
+    monkeypatch.setattr(device, "submit", submitting)
+    monkeypatch.setattr(device, "wait", waiting)
+    set_gradient(tensor, 0)
+    optimizer.step()
+    assert counts == {"most": IN_FLIGHT, "in flight": 0, "submitted": EXTENTS}
+
+
+@pytest.mark.parametrize("slow, reason", [("read", "read"), ("wait", "update"), ("write", "write")])
 def test_stalls_name_the_slow_stage(open_optimizer, monkeypatch, tensor, slow, reason):
     optimizer = open_optimizer([tensor])
     store, device = optimizer._optimizer_state.store, optimizer._optimizer_state._schedule.transfers[0].device
     set_gradient(tensor, 0)
     optimizer.step()  # compiles
-    delay(monkeypatch, device if slow == "run" else store, slow, 0.1)
+    delay(monkeypatch, device if slow == "wait" else store, slow, 0.1)
     set_gradient(tensor, 1)
     optimizer.step()
     stalls = optimizer.report.stalls

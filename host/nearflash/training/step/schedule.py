@@ -39,8 +39,8 @@ AHEAD_BYTES = 100 << 20
 After that a few slots are reused, as each stage takes the newest: small ones are still in the processor's cache, where
 a drive whose data a processor moves, as a virtual one's, is faster than in memory."""
 
-Update = Callable[[Transfer, Slot], None]
-"""What the update stage does with an extent."""
+Update = Callable[[Transfer, Slot, Callable[[], None]], None]
+"""What the update stage does with an extent; the last is called when it is done, by then or by a later call."""
 
 
 class Schedule:
@@ -72,8 +72,9 @@ class Schedule:
         ahead = min(SLOTS, max(MIN_SLOTS, AHEAD_BYTES // slot_bytes))
         slots = max(1, min(most, ahead + resident_bytes // len(devices) // slot_bytes))
         try:
-            for device in devices:
-                self.transfers.append(Transfer(device, store, traffic, slots, put_weights, stream_bytes))
+            for number, device in enumerate(devices):
+                transfer = Transfer(device, store, traffic, slots, put_weights, timeline, number, stream_bytes)
+                self.transfers.append(transfer)
         except BaseException:
             self.close()
             raise
@@ -266,6 +267,8 @@ class Pipeline:
         except BaseException as error:
             self._step.abort(error)
         finally:
+            if sink is self._done and self._step.error is None:  # else the device is reset
+                self._transfer.abandon()
             if sink is not self._free:
                 sink.end()
 
@@ -281,12 +284,19 @@ class Pipeline:
             self._transfer.keep_weights(slot)
         return slot
 
-    def _update(self, slot: Slot) -> Slot:
+    def _update(self, slot: Slot) -> None:
+        """The next extent's update is started before this one's is finished, where it has been read by then."""
         assert self._step.update is not None, "the stage begins with the release"
-        self._transfer.enter(slot)
-        self._step.update(self._transfer, slot)
-        self._transfer.leave(slot)
-        return slot
+        transfer, done = self._transfer, self._done
+        transfer.enter(slot)
+
+        def leave() -> None:
+            transfer.leave(slot)
+            done.put(slot)
+
+        self._step.update(transfer, slot, leave)
+        if not self._ready:
+            transfer.finish()
 
     def _write(self, slot: Slot) -> Slot:
         with self._span("flash write", slot.extent):

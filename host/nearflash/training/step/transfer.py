@@ -3,19 +3,25 @@
     flash --p, m, v--> slot: updated in place in device memory --p', m', v'--> the spare slot on flash
     host  --gradients--> device --parameters, their copy, or what this changes--> host
 
+Two commands are in flight: while the device works on one, the host gathers the gradients of the next and takes the
+parameters of the one before.
+
 Stored arrays go by direct I/O into the device's p2p window; where a device has none they go to the buffer's host copy,
 and the detour is counted on the host link.
 """
 
+import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.delta import DeltaHeader, delta_error
-from nearflash.abi.errors import NonFiniteError, StateError
+from nearflash.abi.errors import NearflashError, NonFiniteError, StateError
 from nearflash.abi.formats import BF16, FP32
-from nearflash.abi.kernel.commands import CopyFormat, GradientFormat, UpdateCommand
+from nearflash.abi.kernel.commands import Completion, CopyFormat, GradientFormat, UpdateCommand
 from nearflash.abi.kernel.config import KernelConfig, UpdateConfig
 from nearflash.abi.optimizers import MasterFormat
 from nearflash.abi.topk import HEADER_BYTES, StreamFault
@@ -24,6 +30,7 @@ from nearflash.device.checked import CheckedDevice
 from nearflash.storage import Extent, StateArray, StateStore, aligned_buffer
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.state.master import join_master
+from nearflash.support.timeline import Timeline
 from nearflash.training.step.plan import ParameterRun
 from nearflash.training.step.traffic import Traffic
 
@@ -32,6 +39,12 @@ __all__ = ["HOST_ARRAYS", "PutWeights", "Slot", "Transfer", "build_of"]
 HOST_ARRAYS = ("residual", "residual_scale")
 """Stored arrays that stay in host memory: what compression left out
 (nearflash.training.gradients.compression.residual)."""
+
+IN_FLIGHT = 2
+"""Commands that have buffers of their own for gradients and copies."""
+
+TakeNew = Callable[[NDArray[np.uint8]], None]
+"""Takes what a command has made: parameters' bytes, fp32 or in the copy's format, or a delta; valid during the call."""
 
 PutWeights = Callable[[Extent, NDArray[np.uint8]], bool]
 """Writes the weights of an extent's split master into memory, from the model's tensors; False where they have none."""
@@ -70,8 +83,22 @@ class Slot:
         return (buffer.host if buffer.p2p is None else buffer.p2p)[: array.extent_bytes(extent)]
 
 
+class Staging:
+    """A command's gradients, `g`, and its low-precision copy or delta, `copy`, in device memory."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.ticket: int | None = None
+        """Of the command that has the buffers; None: they are free."""
+        self.started_s = 0.0
+        self.completion: Completion | None = None
+        """Of that command, once it was waited for."""
+        self.end: Callable[[Completion], None] = lambda completion: None
+        """Looks at its completion, and hands over what it made."""
+
+
 class Transfer:
-    """One device's slots, and its buffers for gradients and the low-precision copy.
+    """One device's slots, and the buffers of its commands.
 
     `read` and `write` are file I/O, for any thread. Everything else uses the device: one thread at a time.
     """
@@ -83,15 +110,22 @@ class Transfer:
         traffic: Traffic,
         slots: int,
         put_weights: PutWeights,
+        timeline: Timeline,
+        number: int = 0,
         stream_bytes: int = 0,
     ) -> None:
-        """stream_bytes: of the longest compressed gradient, 0 where none comes."""
+        """timeline: gets a span for each command, of the device's `number`.
+
+        stream_bytes: of the longest compressed gradient, 0 where none comes.
+        """
         self.device, self.slots = device, list[Slot]()
+        self._timeline, self._row, self._idle_since_s = timeline, f"device {number}: commands", 0.0
         self._store, self._traffic, self._put_weights = store, traffic, put_weights
         longest = store.manifest.extents[0]
         self._arrays = [array for array in store.manifest.stored if array.name not in HOST_ARRAYS]
         self._host_arrays = [array for array in store.manifest.arrays if array.name in HOST_ARRAYS]
-        self._buffers: dict[str, Buffer] = {}
+        self._stagings = deque[Staging]()
+        """The next command's is the first, with the oldest command in flight."""
         try:
             for _ in range(slots):
                 self.slots.append(Slot())
@@ -99,18 +133,21 @@ class Transfer:
                     self.slots[-1].host[array.name] = aligned_buffer(array.extent_bytes(longest))
                 for array in self._arrays:
                     self.slots[-1].buffers[array.name] = device.allocate(array.extent_bytes(longest))
-            self._buffers["g"] = device.allocate(max(longest.size_bytes, stream_bytes))
-            self._buffers["copy"] = device.allocate(longest.size_bytes)
+            for _ in range(IN_FLIGHT):
+                self._stagings.append(Staging())
+                self._stagings[-1].buffers["g"] = device.allocate(max(longest.size_bytes, stream_bytes))
+                self._stagings[-1].buffers["copy"] = device.allocate(longest.size_bytes)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Give the device memory back; it may be called twice."""
-        for buffers in (self._buffers, *(slot.buffers for slot in self.slots)):
+        for buffers in (*(staging.buffers for staging in self._stagings), *(slot.buffers for slot in self.slots)):
             for buffer in buffers.values():
                 self.device.free(buffer)
             buffers.clear()
+        self._stagings.clear()
         self.slots = []
 
     # File I/O
@@ -178,8 +215,8 @@ class Transfer:
         self._sync(slot, down=False)
 
     def gradients(self, params: int) -> NDArray[np.float32]:
-        """Memory for the gradients of a run's `params` parameters, fp32, before `update`."""
-        return self._buffers["g"].host[: params * FP32.bytes].view(np.float32)
+        """Memory for the gradients of a run's `params` parameters, fp32, before `submit`. Raises as `finish`."""
+        return self._next_staging().buffers["g"].host[: params * FP32.bytes].view(np.float32)
 
     @property
     def takes_bf16(self) -> bool:
@@ -194,47 +231,32 @@ class Transfer:
         return isinstance(build, UpdateConfig) and build.delta
 
     def bf16_gradients(self, params: int) -> NDArray[np.uint16]:
-        """Memory for the bf16 gradients of a run's `params` parameters, before `update`."""
-        return self._buffers["g"].host[: params * BF16.bytes].view(np.uint16)
+        """Memory for the bf16 gradients of a run's `params` parameters, before `submit`. Raises as `finish`."""
+        return self._next_staging().buffers["g"].host[: params * BF16.bytes].view(np.uint16)
 
-    def update(
+    def submit(
         self,
         slot: Slot,
         run: ParameterRun,
-        stream: NDArray[np.uint8] | None = None,
-        *,
-        bf16: bool = False,
-        delta: bool = False,
-    ) -> NDArray[np.uint8]:
-        """`apply`, and the new parameters' bytes (fp32, or in the copy's format), valid until the next call.
-
-        delta: what the run's copy changes (nearflash.abi.delta) instead. Raises StreamError, too.
-        """
-        self.apply(slot, run, stream, bf16=bf16, delta=delta)
-        return self._fetch_delta() if delta else self._fetch_new(slot, run)
-
-    def apply(
-        self,
-        slot: Slot,
-        run: ParameterRun,
+        take: TakeNew | None,
         stream: NDArray[np.uint8] | None = None,
         *,
         bf16: bool = False,
         delta: bool = False,
     ) -> None:
-        """Update a run within the slot's extent.
+        """Start the update of a run within the slot's extent; `finish`, or the next but one, ends it.
 
-        stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients` has them, or with
-        bf16 `bf16_gradients`, without the run's factor. delta: makes that, and no copy. Raises DeviceError,
-        WaitTimeoutError, NonFiniteError.
+        take: gets the new parameters, or with `delta` what the run's copy changes (nearflash.abi.delta), when the
+        command has ended. stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients`
+        has them, or with bf16 `bf16_gradients`, without the run's factor. Raises DeviceError, and as `finish`.
         """
         assert slot.extent is not None, "only a slot that was read is updated"
-        params, first = run.stop - run.start, run.start - slot.extent.start
-        slot.step = -1
+        staging, params, first = self._next_staging(), run.stop - run.start, run.start - slot.extent.start
+        buffers, slot.step = staging.buffers, -1
         if stream is not None:
-            self._buffers["g"].host[: stream.size] = stream
+            buffers["g"].host[: stream.size] = stream
         dense = params * (BF16 if bf16 else FP32).bytes
-        self._move(self._buffers["g"], 0, dense if stream is None else stream.size, down=True)
+        self._move(buffers["g"], 0, dense if stream is None else stream.size, down=True)
         gradient = GradientFormat.BF16 if bf16 else GradientFormat.FP32
         master = self._store.manifest.master
         stored = {
@@ -242,12 +264,15 @@ class Transfer:
             for array in self._arrays
             if array.name in (*master.arrays, *run.rule.arrays)
         }
-        completion = self.device.run(
+        if self.device.DEPTH == 1:  # it would wait itself, not as long
+            self._wait_all()
+        staging.started_s = time.perf_counter()
+        staging.ticket = self.device.submit(
             UpdateCommand(
                 run.rule,
                 params,
-                inputs={"g": self._buffers["g"].address, **stored},
-                outputs={**stored, "copy": self._buffers["copy"].address},
+                inputs={"g": buffers["g"].address, **stored},
+                outputs={**stored, "copy": buffers["copy"].address},
                 copy=CopyFormat.NONE if master is MasterFormat.SPLIT and not delta else run.copy,
                 gradient=gradient if stream is None else GradientFormat.TOPK,
                 gradient_bytes=0 if stream is None else stream.size,
@@ -255,21 +280,70 @@ class Transfer:
                 gradient_scale=run.scalar if bf16 else 1.0,
                 delta=delta,
                 master=master,
-            ),
-            TIMEOUT_S,
+            )
         )
+        staging.end = lambda completion: self._end(completion, buffers["copy"], slot, run, take, delta=delta)
+        self._stagings.rotate(-1)
+
+    def finish(self) -> None:
+        """End all commands, the oldest first.
+
+        Raises DeviceError, WaitTimeoutError, NonFiniteError, StreamError, and what their `take` raises.
+        """
+        for _ in range(IN_FLIGHT):
+            self._next_staging()
+            self._stagings.rotate(-1)
+
+    def abandon(self) -> None:
+        """Wait for all commands and take nothing of what they made."""
+        with suppress(NearflashError):
+            self._wait_all()
+        self._free_stagings()
+
+    def _next_staging(self) -> Staging:
+        """The first staging, when its command has ended."""
+        staging = self._stagings[0]
+        if staging.ticket is not None:
+            completion = self._wait(staging)
+            staging.ticket = staging.completion = None
+            staging.end(completion)
+        return staging
+
+    def _wait_all(self) -> None:
+        for staging in self._stagings:
+            if staging.ticket is not None:
+                self._wait(staging)
+
+    def _wait(self, staging: Staging) -> Completion:
+        if staging.completion is None:
+            assert staging.ticket is not None, "a command has the buffers"
+            staging.completion = self.device.wait(staging.ticket, TIMEOUT_S)
+            # One that was submitted early begins when the one before has ended.
+            begun, self._idle_since_s = max(staging.started_s, self._idle_since_s), time.perf_counter()
+            self._timeline.add("update", self._row, begun, self._idle_since_s)
+        return staging.completion
+
+    def _free_stagings(self) -> None:
+        for staging in self._stagings:
+            staging.ticket = staging.completion = None
+
+    def _end(
+        self, completion: Completion, copy: Buffer, slot: Slot, run: ParameterRun, take: TakeNew | None, *, delta: bool
+    ) -> None:
         self._traffic.add(completion.counters)
         if nonfinite := completion.counters.get("nonfinite_gradients", 0):
             raise NonFiniteError(
                 f"gradients must stay as they were when they were checked, but {nonfinite} of parameters "
                 f"[{run.start}, {run.stop}) are not finite any more; do not write to them during a step"
             )
+        if take is not None:
+            take(self._fetch_delta(copy) if delta else self._fetch_new(copy, slot, run))
 
-    def _fetch_new(self, slot: Slot, run: ParameterRun) -> NDArray[np.uint8]:
+    def _fetch_new(self, copy: Buffer, slot: Slot, run: ParameterRun) -> NDArray[np.uint8]:
         """The copy, or masters; of split ones the weights, and both halves where tensors are fp32."""
         master, params = self._store.manifest.master, run.stop - run.start
         if master is MasterFormat.FP32 and run.copy:
-            return self._fetch(self._buffers["copy"], 0, params * BF16.bytes)
+            return self._fetch(copy, 0, params * BF16.bytes)
         first = run.start - (slot.extent.start if slot.extent else 0)
         parts = [
             self._fetch(slot.buffers[array.name], array.size_bytes(first), array.size_bytes(params))
@@ -287,9 +361,8 @@ class Transfer:
         self._move(buffer, offset, size_bytes, down=False)
         return buffer.host[offset : offset + size_bytes]
 
-    def _fetch_delta(self) -> NDArray[np.uint8]:
+    def _fetch_delta(self, buffer: Buffer) -> NDArray[np.uint8]:
         """Its header, and then as much as this states. Raises StreamError."""
-        buffer = self._buffers["copy"]
         self._move(buffer, 0, HEADER_BYTES, down=False)
         size_bytes = DeltaHeader.size_in(buffer.host[:HEADER_BYTES].tobytes())
         if not HEADER_BYTES <= size_bytes <= buffer.size_bytes:
@@ -300,6 +373,7 @@ class Transfer:
     def reset(self) -> None:
         """After a failure: the device is idle, and the slots hold nothing."""
         self.forget(before=0)
+        self._free_stagings()
         self.device.reset()
 
     def forget(self, before: int) -> None:

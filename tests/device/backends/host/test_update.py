@@ -1,6 +1,7 @@
 """What is the host device's own: threads, timeouts, abort. Its bits are compared in tests/system."""
 
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -68,6 +69,31 @@ def test_submit_returns_at_once_and_commands_run_in_order(host, gate):
     for ticket in reversed(tickets):
         host.wait(ticket)
     assert (values == -(1 + 2 * 1.5 + 4 * 1.75)).all()
+
+
+@pytest.mark.skipif(THREADS == 1, reason="one core: one thread, which one command takes")
+def test_a_command_on_other_arrays_does_not_wait_for_one_that_is_held_up(host, monkeypatch):
+    held, begun, step = threading.Event(), threading.Event(), VectorLane.step
+
+    def hold(lane, inputs, *rest):
+        if inputs["p"].size == 1024:
+            begun.set()
+            held.wait(30)
+        return step(lane, inputs, *rest)
+
+    monkeypatch.setattr(VectorLane, "step", hold)
+    first, second = in_place(host, 1024), in_place(host, 2048)
+    old, new = (host.memory.view(*command.writes()["p"]).view("<f4") for command in (first, second))
+    host.memory.view(*second.reads()["g"]).view("<f4")[:] = 1
+    tickets = [host.submit(first)]
+    assert begun.wait(30)
+    tickets.append(host.submit(second))
+    until = time.monotonic() + 30
+    while not new.all() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert new.all() and not old.any()
+    held.set()
+    assert [host.wait(ticket).counters["params_done"] for ticket in tickets] == [1024, 2048]
 
 
 def test_reset_aborts_between_blocks(host, gate):

@@ -23,7 +23,7 @@ from nearflash.device.backends.host.topk import expand
 from nearflash.device.backends.host.vector.lane import VectorLane
 from nearflash.device.backends.host.vector.state import load_update_loops
 from nearflash.device.base import Identity
-from nearflash.device.checked import CheckedDevice, port_beats
+from nearflash.device.checked import CheckedDevice, port_beats, shares_memory
 from nearflash.device.memory import SimulatedMemory
 from nearflash.support.threads import set_ieee_arithmetic
 
@@ -64,7 +64,8 @@ class HostDevice(CheckedDevice):
 
     def _start(self, command: Command) -> None:
         assert isinstance(command, UpdateCommand)
-        job = _Job(command, self.memory, self._aborted, self._jobs[-1].parts if self._jobs else [])
+        before = [part for job in self._jobs if shares_memory(job.command, command) for part in job.parts]
+        job = _Job(command, self.memory, self._aborted, before)
         job.parts = [self._pool.submit(job.work, part == 0) for part in range(min(THREADS, job.blocks))]
         self._jobs.append(job)
 
@@ -95,7 +96,7 @@ class HostDevice(CheckedDevice):
 
 
 class _Job:
-    """A command that threads work on, block by block, once the one before has ended."""
+    """A command that threads work on, block by block, once those before it that it shares memory with have ended."""
 
     def __init__(
         self, command: UpdateCommand, memory: SimulatedMemory, aborted: threading.Event, before: list[Future[Any]]
