@@ -1,7 +1,7 @@
 // Expander<Levels, Lanes>: values whose exponents are coded in levels (docs/contracts/weights.md, section 5) to words.
 //
 // The first level has a code of each value. A code that is its level's last one, all ones, takes the next code of the
-// level behind it; that of the fourth level takes the next exponent as it is. The sum of a value's codes is the entry of
+// level behind it; that of the fourth level takes the next exponent as it is. The sum of a value's codes is the place of
 // its exponent in the codebook. Each cycle takes Lanes values through all levels. Where a plane has another number of
 // fields than the codes ask for, the fault is set and the output must not be used. The header, the sections' places and
 // the checksums are the reader's business.
@@ -84,7 +84,8 @@ struct Expander<Levels, Lanes> {
                                          Fields(field_words<Bits>(wanted[1], bits[1])),
                                          Fields(field_words<Bits>(wanted[2], bits[2])),
                                          Fields(field_words<Bits>(wanted[3], bits[3]))};
-        Fields lows(field_words<Bits>(bf16 ? 0 : counts.values, 1)), middles(field_words<Bits>(bf16 ? 0 : counts.values, 2));
+        const std::uint32_t narrow_values = bf16 ? 0 : counts.values;
+        Fields lows(field_words<Bits>(narrow_values, 1)), middles(field_words<Bits>(narrow_values, 2));
         std::uint32_t used[Levels::planes + 1] = {}, escape_words = byte_words<Bits>(counts.escapes), held = 0;
         std::uint32_t high_words = byte_words<Bits>(counts.values);
         std::uint8_t window[2 * Lanes] = {}, book[Levels::entries];
@@ -128,9 +129,10 @@ struct Expander<Levels, Lanes> {
 #pragma HLS UNROLL
                 const std::uint32_t exponent = deeper[k] ? window[escaped] : book[entry[k] % Levels::entries];
                 escaped += deeper[k];
-                const std::uint32_t sign = std::uint32_t(rests.lane[k] >> 7) << 15, value = rests.lane[k] & 127;
-                const std::uint32_t narrow = (exponent & 31) << 10 | value << 3 | (two >> 2 * k & 3) << 1 | (one >> k & 1);
-                word.lane[k] = std::uint32_t(k) < here ? std::uint16_t(sign | (bf16 ? exponent << 7 | value : narrow)) : 0;
+                const std::uint32_t sign = std::uint32_t(rests.lane[k] >> 7) << 15, rest7 = rests.lane[k] & 127;
+                const std::uint32_t wide = exponent << 7 | rest7, low3 = (two >> 2 * k & 3) << 1 | (one >> k & 1);
+                const std::uint32_t value = sign | (bf16 ? wide : (exponent & 31) << 10 | rest7 << 3 | low3);
+                word.lane[k] = std::uint32_t(k) < here ? std::uint16_t(value) : 0;
             }
             out.write(word);
             const std::uint32_t taken = escaped < held ? escaped : held;
