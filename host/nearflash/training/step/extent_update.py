@@ -96,7 +96,7 @@ class ExtentUpdate:
         worth = transfer.writes_delta and (self._compare or transfer.device.HAS_LINK)
         delta = worth and bool(run.copy) and flat.is_plain(run.start, run.stop)
 
-        def take(new: NDArray[np.uint8]) -> None:
+        def receive(new: NDArray[np.uint8]) -> None:
             with self._timeline.span("stage", params=run.stop - run.start):
                 if delta:
                     flat.stage_changes(run.start, run.stop, new, compare=self._compare)
@@ -105,7 +105,7 @@ class ExtentUpdate:
             if done is not None:
                 done()
 
-        transfer.submit(slot, run, take, stream, bf16=bf16, delta=delta)
+        transfer.submit(slot, run, receive, stream, bf16=bf16, delta=delta)
 
     def _update_matrices(
         self, transfer: Transfer, slot: Slot, run: ParameterRun, rule: MuonStep, done: Callable[[], None] | None

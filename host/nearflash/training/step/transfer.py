@@ -43,8 +43,8 @@ HOST_ARRAYS = ("residual", "residual_scale")
 IN_FLIGHT = 2
 """Commands that have buffers of their own for gradients and copies."""
 
-TakeNew = Callable[[NDArray[np.uint8]], None]
-"""Takes what a command has made: parameters' bytes, fp32 or in the copy's format, or a delta; valid during the call."""
+Receive = Callable[[NDArray[np.uint8]], None]
+"""Gets what a command has made: parameters' bytes, fp32 or in the copy's format, or a delta; valid during the call."""
 
 PutWeights = Callable[[Extent, NDArray[np.uint8]], bool]
 """Writes the weights of an extent's split master into memory, from the model's tensors; False where they have none."""
@@ -238,7 +238,7 @@ class Transfer:
         self,
         slot: Slot,
         run: ParameterRun,
-        take: TakeNew | None,
+        receive: Receive | None,
         stream: NDArray[np.uint8] | None = None,
         *,
         bf16: bool = False,
@@ -246,7 +246,7 @@ class Transfer:
     ) -> None:
         """Start the update of a run within the slot's extent; `finish`, or the next but one, ends it.
 
-        take: gets the new parameters, or with `delta` what the run's copy changes (nearflash.abi.delta), when the
+        receive: gets the new parameters, or with `delta` what the run's copy changes (nearflash.abi.delta), when the
         command has ended. stream: the gradients where they are compressed (nearflash.abi.topk), else None: `gradients`
         has them, or with bf16 `bf16_gradients`, without the run's factor. Raises DeviceError, and as `finish`.
         """
@@ -282,13 +282,13 @@ class Transfer:
                 master=master,
             )
         )
-        staging.end = lambda completion: self._end(completion, buffers["copy"], slot, run, take, delta=delta)
+        staging.end = lambda completion: self._end(completion, buffers["copy"], slot, run, receive, delta=delta)
         self._stagings.rotate(-1)
 
     def finish(self) -> None:
         """End all commands, the oldest first.
 
-        Raises DeviceError, WaitTimeoutError, NonFiniteError, StreamError, and what their `take` raises.
+        Raises DeviceError, WaitTimeoutError, NonFiniteError, StreamError, and what their `receive` raises.
         """
         for _ in range(IN_FLIGHT):
             self._next_staging()
@@ -328,7 +328,14 @@ class Transfer:
             staging.ticket = staging.completion = None
 
     def _end(
-        self, completion: Completion, copy: Buffer, slot: Slot, run: ParameterRun, take: TakeNew | None, *, delta: bool
+        self,
+        completion: Completion,
+        copy: Buffer,
+        slot: Slot,
+        run: ParameterRun,
+        receive: Receive | None,
+        *,
+        delta: bool,
     ) -> None:
         self._traffic.add(completion.counters)
         if nonfinite := completion.counters.get("nonfinite_gradients", 0):
@@ -336,8 +343,8 @@ class Transfer:
                 f"gradients must stay as they were when they were checked, but {nonfinite} of parameters "
                 f"[{run.start}, {run.stop}) are not finite any more; do not write to them during a step"
             )
-        if take is not None:
-            take(self._fetch_delta(copy) if delta else self._fetch_new(copy, slot, run))
+        if receive is not None:
+            receive(self._fetch_delta(copy) if delta else self._fetch_new(copy, slot, run))
 
     def _fetch_new(self, copy: Buffer, slot: Slot, run: ParameterRun) -> NDArray[np.uint8]:
         """The copy, or masters; of split ones the weights, and both halves where tensors are fp32."""
