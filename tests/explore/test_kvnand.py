@@ -3,16 +3,9 @@
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.systems.kvnand import (
-    QUANTS,
-    Arrangement,
-    Decode,
-    Die,
-    best,
-    decode_step,
-    endurance_cycles,  # fmt: skip
-    splits,
-)
+from nearflash.explore.processors import Npu
+from nearflash.explore.systems.ifc import EVERY_MECHANISM, MECHANISMS, QUANTS, Arrangement, Decode, Die
+from nearflash.explore.systems.kvnand import best, decode_step, endurance_cycles, splits
 from nearflash.explore.tables import read_part
 
 FIVE = ("opt-30b", "llama2-7b", "llama3.1-8b", "llama3.1-70b", "mixtral-8x7b")
@@ -74,8 +67,83 @@ def test_a_discrete_split_overlaps_head_groups():
     found = decode_step(decode, Arrangement("D", 4, 4))
     groups = decode.shape.kv_heads
     shown, hidden = found.phases["QKV"], found.hidden["QKV"]
-    assert shown == pytest.approx((shown + hidden) / groups)
+    input_s = 80 * 8192 * 2 / 4.8e9
+    assert shown - input_s == pytest.approx((shown - input_s + hidden) / groups)
     assert found.phases["attention"] > found.phases["QKV"]
+    serial = decode_step(decode, Arrangement("D", 4, 4), EVERY_MECHANISM.without("pipelined"))
+    assert serial.seconds == pytest.approx(found.seconds + hidden)
+    assert serial.hidden["QKV"] == 0
+
+
+def test_a_stage_that_generates_longer_hides_attention():
+    found = decode_step(Decode("llama2-7b", 128), Arrangement("D", 1, 15))
+    assert found.hidden["attention"] == pytest.approx(31 * found.phases["attention"])
+    assert found.hidden["QKV"] == 0
+
+
+def test_a_head_group_takes_whole_rounds_of_pages():
+    """One group at a time: 8 pages of K on 15 dies of 32 planes take a whole tR, and as long as 480 pages."""
+    few, many, more = (
+        decode_step(Decode("llama2-7b", tokens), Arrangement("D", 1, 15)).hidden["attention"]
+        for tokens in (16 * 8, 16 * 480, 16 * 481)
+    )
+    assert few == many
+    assert more > 1.8 * many
+
+
+SHORT, LONG = Decode("llama3.1-70b", 30_000, "w4a16"), Decode("llama3.1-70b", 100_000, "w4a16")
+
+
+def test_heads_of_a_compact_one_wait_for_the_memory_of_logits():
+    """16 bytes of logits a token and head group: 5 MB hold eight groups of 30,000 tokens, three of 100,000."""
+    assert read_part(Npu, "kvnand").buffer_bytes // (8 * 2 * 100_000) == 3
+    short, long, unbounded = (
+        decode_step(decode, Arrangement("C", 8), has).phases["attention"]
+        for decode, has in ((SHORT, EVERY_MECHANISM), (LONG, EVERY_MECHANISM),
+                            (LONG, EVERY_MECHANISM.without("bounded")))
+    )  # fmt: skip
+    assert long == pytest.approx(3 * unbounded, rel=0.01)
+    assert unbounded == pytest.approx(short * 100 / 30, rel=0.05)
+
+
+def test_one_head_alone_cannot_use_the_planes_of_others():
+    spread = EVERY_MECHANISM.without("confined")
+    confined, free = (
+        decode_step(LONG, Arrangement("C", 8), has).phases["attention"] for has in (EVERY_MECHANISM, spread)
+    )
+    assert confined == pytest.approx(3 * free, rel=0.03)
+
+
+def test_where_a_discrete_split_wins_and_what_it_needs():
+    """The paper's conclusion: C at short contexts, D at long ones. It needs heads that wait, and idle planes."""
+    assert best(SHORT, 8).system == "C-8"
+    assert best(LONG, 8).system == "D-(4+4)"
+    for needed in ("confined", "bounded"):
+        assert best(LONG, 8, mechanisms=EVERY_MECHANISM.without(needed)).system == "C-8"
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_each_mechanism_changes_a_step(name):
+    every = [(decode_step(decode, arrangement), decode_step(decode, arrangement, EVERY_MECHANISM.without(name)))
+             for decode in (SHORT, LONG) for arrangement in (Arrangement("C", 8), Arrangement("D", 4, 4))]  # fmt: skip
+    assert any(each.seconds != other.seconds or dict(each.phases) != dict(other.phases) for each, other in every)
+    limits = name in ("confined", "bounded", "contended", "refreshed")
+    assert all((other.seconds <= each.seconds) == limits or other.seconds == each.seconds for each, other in every)
+
+
+def test_a_mechanism_that_is_none():
+    with pytest.raises(PlanError, match=r"mechanism must be one of pipelined, confined, .*, not 'magic'"):
+        EVERY_MECHANISM.without("magic")
+
+
+def test_blocks_are_refreshed_before_they_are_read_too_often():
+    """A block of 768 pages stands a million reads: 1,302 tokens. Then each of its pages is read and programmed."""
+    decode = Decode("llama2-7b", 10_000)
+    pages = (2 * decode.shape.active + decode.kv_bytes) / (16 * 32 * 4096)
+    assert decode_step(decode, C_16).phases["refresh"] == pytest.approx(pages * 79e-6 * 768 / 1e6)
+    assert decode_step(decode, BASE_1).phases["refresh"] == pytest.approx(
+        2 * decode.shape.active / (8 * 32 * 4096) * 79e-6 * 768 / 1e6
+    )
 
 
 def test_a_compact_one_does_not():
@@ -156,16 +224,12 @@ def test_experts_read_those_routed_to():
 
 
 def test_endurance():
-    """One byte of KV an element: 1.31 MB a token of a 65B model."""
-    cycles = endurance_cycles(Decode("llama-65b", 1, "w8a8"), 3, 128e9, 5)
-    written = 2 * 80 * 8192 * 3 * 5 * 365.25 * 86400
-    assert cycles == pytest.approx(written / (128e9 - 65.3e9), rel=0.01)
-    assert endurance_cycles(Decode("llama-65b", 1, "w4a16"), 3, 128e9, 10) > cycles
-
-
-def test_no_room_beside_the_weights():
-    with pytest.raises(PlanError, match="region_bytes must be above 0"):
-        endurance_cycles(Decode("llama-65b", 1, "w16a16"), 3, 128e9, 5)
+    """K and V of 50,000 tokens of a 65B model fill eight dies of 16 GB: 2.62 MB a token."""
+    decode = Decode("llama-65b", 50_000)
+    assert decode.kv_bytes == pytest.approx(8 * 16.4e9, rel=0.01)
+    cycles = endurance_cycles(decode, 3, 5)
+    assert cycles == pytest.approx(3 * 5 * 365.25 * 86400 / 50_000)
+    assert endurance_cycles(decode, 3, 10) == pytest.approx(2 * cycles)
 
 
 @pytest.mark.parametrize(

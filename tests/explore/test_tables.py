@@ -13,8 +13,9 @@ from nearflash.explore.processors import Cpu, Gpu, Npu, Runtime
 from nearflash.explore.shapes import Trained, list_trained
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.studies.dse import FpgaBoard, Synthesis
+from nearflash.explore.systems.ifc import Arrangement, Decode, Die
 from nearflash.explore.systems.instinfer import Csd, KvShare
-from nearflash.explore.systems.kvnand import Arrangement, Decode, Die, decode_step
+from nearflash.explore.systems.kvnand import decode_step
 from nearflash.explore.systems.layered import Expander
 from nearflash.explore.systems.nearflash import MeasuredHeads
 from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd, Training, speed_up

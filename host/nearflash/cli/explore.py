@@ -122,6 +122,8 @@ def _add_kvnand(actions: Any) -> None:
     add("--context", type=amounts, default=amounts("128,1k,10k,100k"), metavar="N[,N]",
         help="Tokens (default: 128,1k,10k,100k).")  # fmt: skip
     add("--dies", type=_dies, default=16, metavar="N", help="Flash dies in all.")
+    add("--without", action="append", default=[], metavar="NAME",
+        help="Switch off pipelined, confined, bounded, streamed, contended or refreshed (default: none).")  # fmt: skip
 
 
 def _add_instinfer(actions: Any) -> None:
@@ -220,8 +222,10 @@ def _draw(arguments: argparse.Namespace, figure: Any) -> None:
 def _kvnand(arguments: argparse.Namespace) -> int:
     from nearflash.explore.studies.dse import kvnand_best, kvnand_grid
     from nearflash.explore.studies.plots import heat_map
+    from nearflash.explore.systems.ifc import EVERY_MECHANISM
 
-    rows = list(kvnand_grid([arguments.model], arguments.context, [arguments.quant], arguments.dies))
+    mechanisms = EVERY_MECHANISM.without(*arguments.without)
+    rows = list(kvnand_grid([arguments.model], arguments.context, [arguments.quant], arguments.dies, mechanisms))
     fastest = {(row["context"], row["arrangement"]) for row in kvnand_best(rows).values()}
     marked = [{**row, "best": (row["context"], row["arrangement"]) in fastest} for row in rows]
     _show(marked, arguments, ("model", "quant", "context", "arrangement", "fits", "seconds", "tokens_per_second",

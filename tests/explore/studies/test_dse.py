@@ -6,7 +6,7 @@ import pytest
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.studies.dse import engine_builds, kvnand_best, kvnand_grid
-from nearflash.explore.systems.kvnand import QUANTS
+from nearflash.explore.systems.ifc import EVERY_MECHANISM, QUANTS
 from nearflash.explore.systems.nearflash import MeasuredHeads
 from nearflash.explore.tables import read_part
 
@@ -50,6 +50,15 @@ def test_the_best_of_each_cell():
 
 def test_a_cell_in_which_nothing_fits_has_no_best():
     assert kvnand_best(list(kvnand_grid(["llama3.1-70b"], [100], ["w16a16"], 4))) == {}
+
+
+def test_a_grid_without_a_mechanism():
+    given = (["llama3.1-70b"], [100_000], ["w4a16"], 8)
+    (full,), (free,) = (
+        kvnand_best(list(kvnand_grid(*given, has))).values()
+        for has in (EVERY_MECHANISM, EVERY_MECHANISM.without("confined"))
+    )
+    assert full["arrangement"] == "D-(4+4)" and free["arrangement"] == "C-8"
 
 
 def test_energy_price_and_wear_of_a_cell():

@@ -8,8 +8,8 @@ from nearflash.abi.errors import PlanError
 from nearflash.explore.shapes import list_trained
 from nearflash.explore.studies.dse import kvnand_best, kvnand_grid
 from nearflash.explore.studies.sweeps import endor_rows, instinfer_rows, row_of, smart_infinity_rows
+from nearflash.explore.systems.ifc import QUANTS
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
-from nearflash.explore.systems.kvnand import QUANTS
 from nearflash.explore.systems.layered import Placement
 from nearflash.explore.systems.smart_infinity import METHODS
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.ssd import Ssd
+from nearflash.explore.systems.ifc import EVERY_MECHANISM, Arrangement, Decode, Die, Mechanisms
 from nearflash.explore.systems.instinfer import KvShare
-from nearflash.explore.systems.kvnand import Arrangement, Decode, Die, decode_step, splits
+from nearflash.explore.systems.kvnand import decode_step, splits
 from nearflash.explore.tables import read_part
 from nearflash.explore.wear import Price, years
 
@@ -20,20 +21,21 @@ _CONTEXT_CYCLES = 2300
 
 
 def kvnand_grid(
-    models: Sequence[str], contexts: Sequence[int], quants: Sequence[str], dies: int
-) -> Iterator[dict[str, object]]:
+    models: Sequence[str], contexts: Sequence[int], quants: Sequence[str], dies: int,
+    mechanisms: Mechanisms = EVERY_MECHANISM,
+) -> Iterator[dict[str, object]]:  # fmt: skip
     """A row for each model, context, quantisation and arrangement; seconds is None where it does not fit."""
     for model in models:
         for quant in quants:
             for context in contexts:
                 decode = Decode(model, context, quant)
                 for arrangement in splits(dies):
-                    yield kvnand_row(decode, arrangement)
+                    yield kvnand_row(decode, arrangement, mechanisms)
 
 
-def kvnand_row(decode: Decode, arrangement: Arrangement) -> dict[str, object]:
+def kvnand_row(decode: Decode, arrangement: Arrangement, mechanisms: Mechanisms = EVERY_MECHANISM) -> dict[str, object]:
     """One cell: time, energy, price and years of decoding until the KV region is worn."""
-    outcome = decode_step(decode, arrangement)
+    outcome = decode_step(decode, arrangement, mechanisms)
     row: dict[str, object] = {"model": decode.model, "context": decode.context, "quant": decode.quant,
                               "arrangement": outcome.system, "fits": outcome.fits}  # fmt: skip
     if not outcome.fits:

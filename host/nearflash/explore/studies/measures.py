@@ -16,8 +16,9 @@ from nearflash.explore.shapes import shape
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.systems import kvnand
 from nearflash.explore.systems.flexgen import flexgen, zero_inference
+from nearflash.explore.systems.ifc import EVERY_MECHANISM, QUANTS, Arrangement, Decode, Die
 from nearflash.explore.systems.instinfer import Serving, instinfer_step, instinfer_throughput
-from nearflash.explore.systems.kvnand import Arrangement, Decode, decode_step
+from nearflash.explore.systems.kvnand import decode_step
 from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fraction, layer_pass
 from nearflash.explore.systems.smart_infinity import SmartSsd, Training, speed_up, training_step
 from nearflash.explore.tables import read_part
@@ -31,6 +32,8 @@ __all__ = ["MEASURES", "measure"]
 _BATCHES = (4, 8, 16, 32, 64, 128, 256)
 _KV_PHASES = ("flash", "KV read", "KV write")
 _DIES = 16
+_SCANNED = 150
+"""Steps of 5 % of contexts from 1,024 tokens, in which the last crossing is looked for."""
 
 
 def measure(name: str, parameters: Mapping[str, Any]) -> float:
@@ -145,7 +148,7 @@ def _energy_ratio(model: str, context: int, over: str, arrangement: str, quant: 
 
 def _decode_rate(model: str, context: int, dies: int = _DIES) -> float:
     """The best arrangement and quantisation."""
-    outcomes = [kvnand.best(Decode(model, context, quant), dies) for quant in kvnand.QUANTS]
+    outcomes = [kvnand.best(Decode(model, context, quant), dies) for quant in QUANTS]
     return max(outcome.rate for outcome in outcomes if outcome is not None)
 
 
@@ -156,31 +159,39 @@ def _best_split(model: str, context: int, quant: str, dies: int, part: str) -> f
     return float(weights if part == "weights" else kv)
 
 
-def _crossing(model: str, quant: str, dies: int) -> float:
-    """Tokens from which the fastest D is faster than C, by time alone: neither has to hold them. Infinite if none."""
+def _crossing(model: str, quant: str, dies: int, without: Sequence[str] = ()) -> float:
+    """Tokens from which the fastest D is always faster than C, by time alone: neither must hold them. Infinite if none.
+
+    without: mechanisms that are off. C's time has steps, so that the two may cross several times: the last one counts.
+    """
+    mechanisms = EVERY_MECHANISM.without(*without)
 
     def ahead(context: int) -> bool:
-        every = [
-            (arrangement.kind, decode_step(Decode(model, context, quant), arrangement).seconds)
+        compact, *discrete = (
+            decode_step(Decode(model, context, quant), arrangement, mechanisms).seconds
             for arrangement in kvnand.splits(dies)
-        ]
-        return min(every, key=lambda one: one[1])[0] == "D"
+        )
+        return min(discrete, default=float("inf")) < compact
 
-    least, most = 1, 1 << 26
-    if not ahead(most):
+    scanned = [2**exponent for exponent in range(10)]
+    scanned += [int(1024 * 1.05**step) for step in range(_SCANNED)]
+    behind = [context for context in scanned if not ahead(context)]
+    if scanned[-1] in behind:
         return float("inf")
+    least = max(behind, default=0)
+    most = next(context for context in scanned if context > least)
     while least < most:
         middle = (least + most) // 2
         least, most = (least, middle) if ahead(middle) else (middle + 1, most)
     return float(least)
 
 
-def _endurance(model: str, quant: str, tokens_per_s: float, flash_bytes: float, years: float) -> float:
-    return kvnand.endurance_cycles(Decode(model, 1, quant), tokens_per_s, flash_bytes, years)
+def _endurance(model: str, context: int, quant: str, tokens_per_s: float, years: float) -> float:
+    return kvnand.endurance_cycles(Decode(model, context, quant), tokens_per_s, years)
 
 
 def _die_gigabits() -> float:
-    return read_part(kvnand.Die, "kvnand").flash_bytes * 8 / 2**30
+    return read_part(Die, "kvnand").flash_bytes * 8 / 2**30
 
 
 def _flash_rate(drive: str) -> float:

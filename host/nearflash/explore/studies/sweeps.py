@@ -6,8 +6,9 @@ from typing import Any
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.shapes import list_trained
 from nearflash.explore.systems.flexgen import flexgen, zero_inference
+from nearflash.explore.systems.ifc import Arrangement, Decode
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
-from nearflash.explore.systems.kvnand import Arrangement, Decode, best, decode_step
+from nearflash.explore.systems.kvnand import best, decode_step
 from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fraction, layer_pass
 from nearflash.explore.systems.nearflash import sparf_page_step
 from nearflash.explore.systems.smart_infinity import METHODS, Training, training_step

@@ -1,136 +1,38 @@
 """KVNAND: weights and KV in flash dies that multiply (in-flash computing, IFC), no DRAM; and its two baselines.
 
-    C-x        weights and KV in the same x dies; every step follows the one before
-    D-(G1+G2)  weights in G1 dies, KV in G2; QKV of the next head group, attention of this one and its softmax overlap
+    C-x        weights and KV in the same x dies; generating QKV and attention follow one another over all dies
+    D-(G1+G2)  weights in G1 dies, KV in G2: G1 generates QKV of a head group while G2 attends for the one before
     Base-1     weights in 8 IFC dies, KV in 8 channels of LPDDR5X, attention on the NPU
     Base-2     flash in place of that DRAM: KV crosses the flash interface to the NPU
 
 A plane senses a page in tR while its multipliers take the page before; a matrix product also waits for its input on
-every die's interface, for the first page, and for its output. Attention moves logits out and probabilities in, a value
-for each query head and token. Pages of K and V are programmed when full, or when C's plane buffers have no more room.
+every die's interface, for the first page, and for its output. Attention of a head group is K, logits out, softmax,
+probabilities in, V. A page of K or V has one head's tokens. D has a group's pages over all planes of G2 and takes one
+group at a time. C has each head's in that head's share of the planes: those of a head that waits stand idle, and heads
+wait when the NPU's memory does not hold the logits of all. Pages are programmed when full, or when C's plane buffers
+have no more room, and again before they were read too often. `Mechanisms` switches each of these off.
 
-Source: KVNAND (explore.md, section 2.4). Energy by bits moved; what computes is the same everywhere and not counted.
+Source: KVNAND (explore.md, section 2.4 and the papers' mechanisms). The paper does not state the memory of logits: here
+it is the NPU's 5 MB. Energy by bits moved; what computes is the same everywhere and not counted.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 
-from nearflash.abi.errors import PlanError
 from nearflash.explore.energy import Energy
 from nearflash.explore.links import DramMemory
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.processors import Npu
-from nearflash.explore.shapes import Decoder, decoder
+from nearflash.explore.systems.ifc import BASE_DIES, EVERY_MECHANISM, QUANTS, Arrangement, Decode, Die, Mechanisms
 from nearflash.explore.tables import current_changes, read_part
 from nearflash.explore.wear import SECONDS_PER_YEAR, erase_cycles
 
-__all__ = ["BASE_DIES", "QUANTS", "Arrangement", "Decode", "Die", "best", "decode_step", "endurance_cycles",
-           "splits"]  # fmt: skip
+__all__ = ["best", "decode_step", "endurance_cycles", "splits"]
 
-QUANTS = {"w16a16": (16, 16), "w8a8": (8, 8), "w4a16": (4, 16)}
-"""Bits of a weight, and of activations and KV."""
-BASE_DIES = 8
-"""Dies and memory channels of the baselines."""
 _SOFTMAX_OPERATIONS = 5
 """Maximum, difference, exponential, sum, quotient."""
-
-
-@dataclass(frozen=True)
-class Die:
-    """A flash die that multiplies beside each plane."""
-
-    source: str
-    planes_count: int
-    page_bytes: int
-    spare_bytes: int
-    pages_per_block_count: int
-    blocks_per_plane_count: int
-    read_us: float
-    program_us: float
-    fmac_count: int
-    clock_hz: float
-    link_bytes_per_s: float
-    buffer_bytes: int
-    endurance_count: int
-
-    @property
-    def flash_bytes(self) -> int:
-        """Data that it holds."""
-        return self.planes_count * self.blocks_per_plane_count * self.pages_per_block_count * self.page_bytes
-
-    @property
-    def with_spare(self) -> float:
-        """Bytes sensed for each byte of data."""
-        return 1 + self.spare_bytes / self.page_bytes
-
-    def seconds(self, data_bytes: float, bits: int, reuse: int, dies: int) -> float:
-        """Seconds of multiplying sensed data, each element `reuse` times, striped over all planes of the dies."""
-        elements = self.page_bytes * 8 / bits
-        page_s = max(self.read_us * 1e-6, elements * reuse / (self.fmac_count * self.clock_hz))
-        return data_bytes / (dies * self.planes_count * self.page_bytes) * page_s
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """Dies: weights in `weights`, KV in `kv`, 0 where they share the dies; or a baseline. Raises PlanError."""
-
-    kind: str
-    weights: int = BASE_DIES
-    kv: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("C", "D", "Base-1", "Base-2"):
-            raise PlanError(f"kind must be C, D, Base-1 or Base-2, not {self.kind!r}")
-        if self.weights < 1 or self.kv < 0 or (self.kind == "D") != (self.kv > 0):
-            raise PlanError(
-                f"dies must be 1 or more for weights, and for KV in D alone, not {self.weights} and {self.kv}"
-            )
-
-    @property
-    def name(self) -> str:
-        """As the paper writes it."""
-        return {"C": f"C-{self.weights}", "D": f"D-({self.weights}+{self.kv})"}.get(self.kind, self.kind)
-
-    @property
-    def kv_dies(self) -> int:
-        """Dies that hold KV."""
-        return self.kv if self.kind == "D" else self.weights
-
-
-@dataclass(frozen=True)
-class Decode:
-    """One token of one sequence. Raises PlanError for another quantisation or an empty context."""
-
-    model: str
-    context: int
-    quant: str = "w16a16"
-
-    def __post_init__(self) -> None:
-        if self.quant not in QUANTS:
-            raise PlanError(f"quant must be one of {', '.join(QUANTS)}, not {self.quant!r}")
-        if self.context < 1:
-            raise PlanError(f"context must be 1 token at least, not {self.context}")
-
-    @property
-    def shape(self) -> Decoder:
-        """Shape of the model."""
-        return decoder(self.model)
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of all weights."""
-        return self.shape.parameters * QUANTS[self.quant][0] / 8
-
-    @property
-    def value_bytes(self) -> float:
-        """Bytes of an activation, or of an element of K or V."""
-        return QUANTS[self.quant][1] / 8
-
-    @property
-    def kv_bytes(self) -> float:
-        """Bytes of the context's K and V."""
-        return self.shape.kv * self.value_bytes * self.context
 
 
 @dataclass(frozen=True)
@@ -151,39 +53,47 @@ def _parts() -> _Parts:
     return _parts_of(current_changes())
 
 
-def decode_step(decode: Decode, arrangement: Arrangement) -> Outcome:
+@dataclass(frozen=True)
+class _Step:
+    decode: Decode
+    arrangement: Arrangement
+    parts: _Parts
+    has: Mechanisms
+
+
+def decode_step(decode: Decode, arrangement: Arrangement, mechanisms: Mechanisms = EVERY_MECHANISM) -> Outcome:
     """One token. A model or context that does not fit gives an Outcome whose `fits` is false."""
     parts, shape = _parts(), decode.shape
-    bits = QUANTS[decode.quant][0]
-    dies = arrangement.weights
-    die, value = parts.die, decode.value_bytes
-    products = {
+    step = _Step(decode, arrangement, parts, mechanisms)
+    logits = 2 * shape.layers * shape.heads * decode.context * decode.value_bytes
+    phases, hidden = _ARRANGED[arrangement.kind](step, _products(step))
+    held, capacity = _memory(decode, arrangement, parts)
+    return Outcome(
+        system=arrangement.name,
+        model=decode.model,
+        phases=phases | {"refresh": _refresh(step)},
+        hidden=hidden,
+        energy_j=_energy(decode, arrangement, parts, logits),
+        memory_bytes=held,
+        capacity_bytes=capacity,
+        traffic_bytes={"weights": shape.active * QUANTS[decode.quant][0] / 8, "KV": decode.kv_bytes, "logits": logits},
+        assumptions=("weights are striped evenly over all planes, KV of D too; in C, heads share the planes evenly",
+                     "logits wait in the NPU's 5 MB: the paper does not state where", "ECC on the die keeps up",
+                     "energy of computing is not counted", "of experts, a token reads those it is routed to"),
+    )  # fmt: skip
+
+
+def _products(step: _Step) -> dict[str, float]:
+    """All QKV and all other weights, each product over all dies."""
+    decode, die, shape = step.decode, step.parts.die, step.decode.shape
+    bits, dies, value = QUANTS[decode.quant][0], step.arrangement.weights, decode.value_bytes
+    return {
         "QKV": _product(die, shape.layers * shape.qkv, bits, dies, value, shape.layers * shape.hidden,
                         shape.layers * (shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.layers),
         "other weights": _product(die, shape.active - shape.layers * shape.qkv, bits, dies, value,
                                   shape.layers * (shape.inputs - shape.hidden) + shape.hidden,
                                   shape.layers * shape.outputs, 3 * shape.layers + 1),
     }  # fmt: skip
-    logits = 2 * shape.layers * shape.heads * decode.context * value
-    softmax = parts.npu.vector_seconds(_SOFTMAX_OPERATIONS * shape.layers * shape.heads * decode.context)
-    if arrangement.kind.startswith("Base"):
-        phases = products | _base_attention(decode, arrangement, parts) | {"softmax": softmax}
-        hidden: dict[str, float] = {}
-    else:
-        phases, hidden = _flash_attention(decode, arrangement, parts, products, logits, softmax)
-    held, capacity = _memory(decode, arrangement, parts)
-    return Outcome(
-        system=arrangement.name,
-        model=decode.model,
-        phases=phases,
-        hidden=hidden,
-        energy_j=_energy(decode, arrangement, parts, logits),
-        memory_bytes=held,
-        capacity_bytes=capacity,
-        traffic_bytes={"weights": shape.active * bits / 8, "KV": decode.kv_bytes, "logits": logits},
-        assumptions=("weights and KV are striped evenly over all planes", "ECC on the die keeps up with sensing",
-                     "energy of computing is not counted", "of experts, a token reads those it is routed to"),
-    )  # fmt: skip
 
 
 def _product(
@@ -195,32 +105,112 @@ def _product(
     return sensing + moved + products * die.read_us * 1e-6
 
 
-def _base_attention(decode: Decode, arrangement: Arrangement, parts: _Parts) -> dict[str, float]:
-    rate = parts.dram.bytes_per_s if arrangement.kind == "Base-1" else parts.die.link_bytes_per_s
+def _on_npu(step: _Step, products: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """A baseline: the NPU reads all K and V."""
+    decode, parts = step.decode, step.parts
+    rate = parts.dram.bytes_per_s if step.arrangement.kind == "Base-1" else parts.die.link_bytes_per_s
     macs = decode.shape.group * decode.kv_bytes / decode.value_bytes
-    return {"attention": max(decode.kv_bytes / (BASE_DIES * rate), parts.npu.matrix_seconds(macs))}
+    attention = max(decode.kv_bytes / (BASE_DIES * rate), parts.npu.matrix_seconds(macs))
+    softmax = parts.npu.vector_seconds(_SOFTMAX_OPERATIONS * decode.shape.layers * decode.shape.heads * decode.context)
+    return products | {"attention": attention, "softmax": softmax}, {}
 
 
-def _flash_attention(
-    decode: Decode, arrangement: Arrangement, parts: _Parts, products: dict[str, float], logits: float, softmax: float
-) -> tuple[dict[str, float], dict[str, float]]:
-    die, shape, dies = parts.die, decode.shape, arrangement.kv_dies
-    bits = QUANTS[decode.quant][1]
-    vectors = 2 * shape.layers * shape.heads * shape.head_dim * decode.value_bytes
-    attention = die.seconds(decode.kv_bytes, bits, shape.group, dies)
-    attention += vectors / die.link_bytes_per_s + 2 * shape.layers * die.read_us * 1e-6
-    transfer = logits / (die.link_bytes_per_s * dies)
-    pages = _pages_per_token(decode, arrangement, parts)
-    program = pages * die.program_us * 1e-6 / (dies * die.planes_count)
-    if arrangement.kind == "C":
-        return products | {"attention": attention, "logits": transfer, "softmax": softmax, "KV program": program}, {}
-    # One head group at a time in each of the stages: the longest counts, the others once, to fill the pipeline.
-    stages = {"QKV": products["QKV"], "attention": attention, "logits": transfer, "softmax": softmax}
-    longest = max(stages, key=stages.__getitem__)
-    other_stages = {name: part for name, part in stages.items() if name != longest}
-    shown = {name: part / shape.kv_heads for name, part in other_stages.items()}
-    phases = {"other weights": products["other weights"], longest: stages[longest], **shown}
-    return phases, {name: part - shown[name] for name, part in other_stages.items()} | {"KV program": program}
+def _compact(step: _Step, products: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """C: every step follows the one before, attention for all heads that are at once."""
+    shape, die = step.decode.shape, step.parts.die
+    planes, heads = step.arrangement.kv_dies * die.planes_count, shape.kv_heads
+    pages, sweeps = _pages_of_head(step), 1
+    group = shape.group * step.decode.context * step.decode.value_bytes
+    if step.has.bounded:
+        at_once = int(step.parts.npu.buffer_bytes // group)
+        sweeps = ceil(heads / at_once) if at_once else heads * ceil(group / step.parts.npu.buffer_bytes)
+    share = planes // heads
+    rounds = ceil(pages / share) if share else pages * ceil(heads / planes)
+    if not step.has.confined:
+        rounds = ceil(pages * heads * max(1, sweeps / heads) / planes)
+        sweeps = 1
+    phases = _attention(step, heads, sweeps * rounds, sweeps)
+    program = _program(step)
+    shown = {name: seconds * shape.layers for name, seconds in phases.items()} | {
+        "KV program": program * step.has.contended
+    }
+    return products | shown, {} if step.has.contended else {"KV program": program}
+
+
+def _discrete(step: _Step, products: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """D: two stages, one head group at a time in each. The longer one counts, the other once, to fill or to drain."""
+    shape, die = step.decode.shape, step.parts.die
+    planes, layers, groups = step.arrangement.kv * die.planes_count, shape.layers, shape.kv_heads
+    sweeps = 1
+    if step.has.bounded:
+        sweeps = ceil(shape.group * step.decode.context * step.decode.value_bytes / step.parts.npu.buffer_bytes)
+    attend = _attention(step, 1, sweeps * ceil(_pages_of_head(step) / planes), sweeps)
+    generate = _generate_group(step)
+    hidden_groups = groups - 1 if step.has.pipelined else 0
+    other = products["other weights"]
+    program = _program(step)
+    beyond = max(0.0, program - other) if step.has.contended else 0.0
+    broadcast = layers * shape.hidden * step.decode.value_bytes / die.link_bytes_per_s
+    shown_qkv, shown_attend = groups, groups
+    if generate > sum(attend.values()):
+        shown_attend = groups - hidden_groups
+    else:
+        shown_qkv = groups - hidden_groups
+    phases = {"QKV": broadcast + layers * shown_qkv * generate, "other weights": other, "KV program": beyond}
+    phases |= {name: layers * shown_attend * seconds for name, seconds in attend.items()}
+    hidden = {"QKV": layers * (groups - shown_qkv) * generate, "KV program": program - beyond}
+    return phases, hidden | {name: layers * (groups - shown_attend) * seconds for name, seconds in attend.items()}
+
+
+_ARRANGED = {"C": _compact, "D": _discrete, "Base-1": _on_npu, "Base-2": _on_npu}
+
+
+def _pages_of_head(step: _Step) -> int:
+    """Pages of K of one head in one layer; as many of V."""
+    decode = step.decode
+    return ceil(decode.context * decode.shape.head_dim * decode.value_bytes / step.parts.die.page_bytes)
+
+
+def _generate_group(step: _Step) -> float:
+    """Q, K and V of a head group in one layer, tensor-parallel over all planes of G1, and out of the dies."""
+    decode, die, shape = step.decode, step.parts.die, step.decode.shape
+    bits, dies = QUANTS[decode.quant][0], step.arrangement.weights
+    pages = shape.qkv / shape.kv_heads * bits / 8 / die.page_bytes
+    results = (shape.group + 2) * shape.head_dim * decode.value_bytes / (die.link_bytes_per_s * dies)
+    return ceil(pages / (dies * die.planes_count)) * die.page_s(bits, 1) + die.multiply_s(bits, 1) + results
+
+
+def _attention(step: _Step, heads: int, rounds: int, sweeps: int) -> dict[str, float]:
+    """Attention to `heads` KV heads of one layer: so many rounds of pages of K, as many of V, in so many sweeps."""
+    decode, parts, shape = step.decode, step.parts, step.decode.shape
+    die, bits = parts.die, QUANTS[step.decode.quant][1]
+    queries = heads * shape.group
+    sensing = 2 * rounds * die.page_s(bits, shape.group)
+    vectors = 2 * queries * shape.head_dim * decode.value_bytes / die.link_bytes_per_s
+    crossing = 2 * queries * decode.context * decode.value_bytes / (die.link_bytes_per_s * step.arrangement.kv_dies)
+    return {
+        "attention": sensing + 2 * sweeps * die.multiply_s(bits, shape.group) + vectors,
+        "logits": max(0.0, crossing - sensing) if step.has.streamed else crossing,
+        "softmax": parts.npu.vector_seconds(_SOFTMAX_OPERATIONS * queries * decode.context),
+    }
+
+
+def _program(step: _Step) -> float:
+    die = step.parts.die
+    pages = _pages_per_token(step.decode, step.arrangement, step.parts)
+    return pages * die.program_us * 1e-6 / (step.arrangement.kv_dies * die.planes_count)
+
+
+def _refresh(step: _Step) -> float:
+    """Reading and programming what was read up to the limit: of every block, each page is read once a token."""
+    if not step.has.refreshed:
+        return 0.0
+    decode, arrangement, die = step.decode, step.arrangement, step.parts.die
+    weights = decode.shape.active * QUANTS[decode.quant][0] / 8 / arrangement.weights
+    kv = 0.0 if arrangement.kind == "Base-1" else decode.kv_bytes / arrangement.kv_dies
+    bytes_of_die = weights + kv if arrangement.kind == "C" else max(weights, kv)
+    pages = bytes_of_die / (die.page_bytes * die.planes_count)
+    return pages * (die.read_us + die.program_us) * 1e-6 * die.pages_per_block_count / die.read_limit_count
 
 
 def _pages_per_token(decode: Decode, arrangement: Arrangement, parts: _Parts) -> float:
@@ -264,13 +254,18 @@ def splits(dies: int) -> Iterator[Arrangement]:
         yield Arrangement("D", weights, dies - weights)
 
 
-def best(decode: Decode, dies: int = 16, kind: str = "") -> Outcome | None:
+def best(decode: Decode, dies: int = 16, kind: str = "", mechanisms: Mechanisms = EVERY_MECHANISM) -> Outcome | None:
     """The fastest arrangement that fits, of C and D or of one kind; None where none fits."""
-    every = (decode_step(decode, arrangement) for arrangement in splits(dies) if kind in ("", arrangement.kind))
+    every = (
+        decode_step(decode, arrangement, mechanisms) for arrangement in splits(dies) if kind in ("", arrangement.kind)
+    )
     return min((outcome for outcome in every if outcome.fits), key=lambda each: each.seconds, default=None)
 
 
-def endurance_cycles(decode: Decode, tokens_per_s: float, flash_bytes: float, years: float) -> float:
-    """Program and erase cycles of what the weights leave of the flash, after so many years of decoding."""
+def endurance_cycles(decode: Decode, tokens_per_s: float, years: float) -> float:
+    """Program and erase cycles after so many years of decoding, of flash reserved for K and V of `decode.context`.
+
+    All of its blocks are written in turn. Source: KVNAND's endurance (explore.md, the papers' mechanisms).
+    """
     written = decode.shape.kv * decode.value_bytes * tokens_per_s
-    return erase_cycles(written, flash_bytes - decode.weight_bytes, years * SECONDS_PER_YEAR)
+    return erase_cycles(written, decode.kv_bytes, years * SECONDS_PER_YEAR)
