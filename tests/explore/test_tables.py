@@ -9,7 +9,7 @@ import pytest
 from nearflash.abi.errors import PlanError
 from nearflash.explore.energy import Energy
 from nearflash.explore.links import DramMemory, Link
-from nearflash.explore.processors import Cpu, Gpu, Npu, Runtime
+from nearflash.explore.processors import Cpu, Gpu, Host, Npu, Runtime
 from nearflash.explore.shapes import Trained, list_trained
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.studies.dse import FpgaBoard, Synthesis
@@ -22,8 +22,8 @@ from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd, T
 from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, table, what_if
 from nearflash.explore.wear import Price
 
-KINDS = (MeasuredHeads, FpgaBoard, Cpu, Csd, Die, Energy, Expander, Gpu, Link, DramMemory, Npu, OptimizerBytes, Price,
-         Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
+KINDS = (MeasuredHeads, FpgaBoard, Cpu, Csd, Die, Energy, Expander, Gpu, Host, Link, DramMemory, Npu, OptimizerBytes,
+         Price, Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
 TEXT = {"source", "digest", "drive", "interleaved"}
 
 

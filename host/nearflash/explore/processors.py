@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Cpu", "Gpu", "Npu", "Runtime"]
+__all__ = ["Cpu", "Gpu", "Host", "Npu", "Runtime"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,20 @@ class Npu:
     def vector_seconds(self, operations: float) -> float:
         """Seconds of elementwise operations, as in a softmax."""
         return operations / (self.bf16_ops_per_s * self.vector_fraction)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host memory, and swap beyond it: so many bytes a page fault, faults one after another."""
+
+    source: str
+    memory_bytes: float
+    swap_bytes: float
+    fault_us: float
+
+    def swap_seconds(self, used_bytes: float) -> float:
+        """Seconds of page faults in a pass over so many bytes: none if memory holds them, else of all (LRU)."""
+        return used_bytes / self.swap_bytes * self.fault_us * 1e-6 if used_bytes > self.memory_bytes else 0.0
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,13 @@ def _step(system: str, batch: int, drives: int = 1, selection: str = "dense") ->
     return flexgen(serving, drives, sparq=system == "flexgen-sparq")
 
 
+def _fits(given: Mapping[str, Any]) -> bool:
+    return _step(**given).fits
+
+
 def _throughput(given: Mapping[str, Any]) -> float:
     if given["batch"] == "best":
-        return max(_throughput({**given, "batch": batch}) for batch in _BATCHES)
+        return max(_throughput({**given, "batch": batch}) for batch in _BATCHES if _fits({**given, "batch": batch}))
     if given["system"] == "instinfer":
         return instinfer_throughput(
             Serving(batch=given["batch"]), given.get("drives", 1), given.get("selection", "dense")

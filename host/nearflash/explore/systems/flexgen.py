@@ -1,7 +1,10 @@
 """FlexGen, FlexGen with SparQ, and DeepSpeed ZeRO-Inference on InstInfer's host, by nearflash.planning's cost model.
 
-FlexGen keeps weights on the GPU and KV on the drives; what it gets of a drive is measured, what it reaches on a GPU is
-its authors' T4 constants over the datasheet, scaled to the GPU at hand. Without overlap, as the paper's breakdown.
+FlexGen keeps weights on the GPU and KV on drives, through the host's file system: drive, host, GPU. What that path
+gives is measured with one drive, a faster one, and no second drive widens it. What it reaches on a GPU is its authors'
+T4 constants over the datasheet, scaled to the GPU at hand. Without overlap, as the paper's breakdown. A batch is
+feasible where GPU memory holds the weights and prefill's tensors of one layer; ZeRO-Inference swaps where host memory
+is full.
 
 SparQ from a drive reads pages: FlexGen's cache has all heads of a token side by side (released code), so a page of 4 KB
 holds 16 heads of one token, and is read if any of them chose it; the copy of K by channel has a token's row of one
@@ -9,11 +12,12 @@ channel in a page of its own.
 """
 
 import math
+from dataclasses import replace
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.links import Link
 from nearflash.explore.outcome import Outcome
-from nearflash.explore.processors import Gpu, Runtime
+from nearflash.explore.processors import Gpu, Host, Runtime
 from nearflash.explore.shapes import shape
 from nearflash.explore.systems.instinfer import Serving
 from nearflash.explore.tables import read_part
@@ -22,16 +26,15 @@ from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Compute, Disk, Links, Machine, MemorySizes, RuntimeCosts
 from nearflash.planning.terms import Workload
 
-__all__ = ["flexgen", "flexgen_machine", "sparq_page_fraction", "zero_inference"]
+__all__ = ["flexgen", "flexgen_machine", "prefill_bytes", "sparq_page_fraction", "zero_inference"]
 
 _PAGE_BYTES = 4096
 _LARGE_BYTES = 1e15
 
 
-def flexgen_machine(runtime: Runtime, gpu: Gpu, link: Link, drives: int = 1) -> Machine:
+def flexgen_machine(runtime: Runtime, gpu: Gpu, link: Link) -> Machine:
     """The planner's profile of a host. A drive's rate is such that with the link it gives what the runtime states."""
-    behind = 1 / (1 / runtime.read_bytes_per_s - 1 / link.bytes_per_s)
-    read = behind * drives
+    read = 1 / (1 / runtime.read_bytes_per_s - 1 / link.bytes_per_s)
     decode = gpu.fp16_flops_per_s * runtime.decode_fraction
     attention = gpu.memory_bytes_per_s * runtime.attention_fraction
     return Machine(
@@ -72,7 +75,7 @@ def flexgen(serving: Serving, drives: int = 1, sparq: bool = False) -> Outcome:
     if drives < 1:
         raise PlanError(f"drives must be 1 at least, not {drives}")
     runtime, part = read_part(Runtime, "flexgen"), read_part(Gpu, "a6000")
-    machine = flexgen_machine(runtime, part, read_part(Link, "pcie4-x16"), drives)
+    machine = flexgen_machine(runtime, part, read_part(Link, "pcie4-x16"))
     policy = OffloadPolicy(serving.batch, 1, Shares(gpu=1), Shares(disk=1), Shares(gpu=1), overlap=False)
     prediction = predict(shape(serving.model), machine, Workload(serving.prompt, serving.new), policy)
     steps = serving.new - 1
@@ -86,7 +89,21 @@ def flexgen(serving: Serving, drives: int = 1, sparq: bool = False) -> Outcome:
         "weights": parts["weight_read"] / steps,
         "GPU": parts["compute"] / steps - attention * (1 - used),
     }
-    return _outcome(f"FlexGen{' SparQ' if sparq else ''}, {drives} SSD", serving, phases, prediction)
+    found = _outcome(f"FlexGen{' SparQ' if sparq else ''}, {drives} SSD", serving, phases, prediction)
+    held = 2 * serving.shape.parameters + prefill_bytes(serving)
+    return replace(
+        found, memory_bytes=dict(found.memory_bytes) | {"GPU": held}, capacity_bytes={"GPU": part.memory_bytes}
+    )
+
+
+def prefill_bytes(serving: Serving) -> float:
+    """Bytes that FlexGen's prefill has on the GPU of one layer for the whole batch, in fp16.
+
+    Hidden states before and after; Q, K, V; K and V of the layer before, on their way out; scores and their softmax.
+    """
+    model, rows = serving.shape, 2 * serving.batch * serving.prompt
+    width = model.heads * model.head_dim
+    return rows * (2 * model.hidden + width + 4 * model.kv_heads * model.head_dim + 2 * model.heads * serving.prompt)
 
 
 def zero_inference(serving: Serving) -> Outcome:
@@ -102,12 +119,10 @@ def zero_inference(serving: Serving) -> Outcome:
     steps = serving.new - 1
     parts = prediction.breakdown("decode")
     names = {"cache_read": "KV read", "cache_write": "KV write", "weight_read": "weights", "compute": "GPU"}
-    return _outcome(
-        f"DeepSpeed, batch {serving.batch}",
-        serving,
-        {names[key]: value / steps for key, value in parts.items()},
-        prediction,
-    )
+    used = 2 * serving.shape.parameters + serving.kv_bytes
+    phases = {names[key]: value / steps for key, value in parts.items()}
+    phases["swap"] = read_part(Host, "instinfer").swap_seconds(used)
+    return _outcome(f"DeepSpeed, batch {serving.batch}", serving, phases, prediction)
 
 
 def _outcome(name: str, serving: Serving, phases: dict[str, float], found: Prediction) -> Outcome:
@@ -119,5 +134,5 @@ def _outcome(name: str, serving: Serving, phases: dict[str, float], found: Predi
         units=serving.batch,
         memory_bytes={"KV": held, "weights": 2 * serving.shape.parameters},
         traffic_bytes={key: value * serving.batch for key, value in found.bytes_per_token.items()},
-        assumptions=("no overlap of loading and computing", "a second drive gives as much again, up to the host link"),
+        assumptions=("no overlap of loading and computing", "KV passes the host: a second drive gives nothing"),
     )

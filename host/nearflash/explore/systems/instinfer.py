@@ -2,7 +2,9 @@
 
 A decode step of InstInfer is three parts that follow one another: flash gives the KV pages, the engine computes, the
 GPU does the rest. The engine has one kernel for Q·K and one for P·V with half of the lanes each; K comes before V, so
-one of them works at a time. Heads are divided among the drives. FlexGen and DeepSpeed are in systems.flexgen.
+one of them works at a time. Heads are divided among the drives. More drives do not shorten what is there once: the
+GPU's work, dispatching a command for each sequence and KV head, the GPU's link, over which queries and new KV go and
+logits, softmax sums and outputs come back, and a barrier a layer. FlexGen and DeepSpeed are in systems.flexgen.
 
 Source: InstInfer (arXiv 2409.04992); selection shares of pages: attention.md, section 2 (its SparF row at d = 128).
 """
@@ -20,11 +22,13 @@ from nearflash.explore.tables import read_part
 
 __all__ = ["Csd", "KvShare", "Serving", "instinfer_step", "instinfer_throughput"]
 
-
+_SUM_BYTES = 8
+"""The maximum and the sum of a softmax, in fp32."""
 _ASSUMPTIONS = (
     "flash, engine and GPU follow one another, as InstInfer's breakdown shows",
     "flash at the channels' raw rate: the paper counts neither spare bytes nor commands",
     "new KV is programmed meanwhile",
+    "the host submits a command for each sequence and KV head, one core for all drives",
 )
 
 
@@ -41,6 +45,8 @@ class Csd:
     kernel_count: int
     keys_per_cycle_count: int
     host_link_bytes_per_s: float
+    dispatch_us: float
+    barrier_us: float
 
     @property
     def flash_bytes_per_s(self) -> float:
@@ -135,8 +141,10 @@ def instinfer_step(
     selection: str = "dense",
     gpu: str = "a6000",
     csd: Csd | None = None,
+    *,
+    logits: bool = True,
 ) -> Outcome:
-    """An average decode step of the whole batch, on so many drives. Raises PlanError for none."""
+    """An average decode step of the batch on so many drives. logits: they come back. Raises PlanError for no drives."""
     if csds < 1:
         raise PlanError(f"csds must be 1 at least, not {csds}")
     drive, chosen = csd or read_part(Csd, "instinfer"), read_part(KvShare, selection)
@@ -148,7 +156,10 @@ def instinfer_step(
     macs = shape.group * serving.kv_bytes / 4
     heads = serving.batch * shape.kv_heads * shape.layers
     new = 2 * shape.kv * serving.batch
-    queries = 2 * 2 * shape.heads * shape.head_dim * shape.layers * serving.batch
+    query_heads = shape.heads * shape.layers * serving.batch
+    sent = 2 * shape.head_dim * query_heads + new
+    back: float = (2 * shape.head_dim + _SUM_BYTES) * query_heads
+    back += 2 * chosen.pv_fraction * serving.tokens * query_heads if logits else 0.0
     phases = {
         "flash": share * read / drive.flash_bytes_per_s,
         "engine Q·K": share * macs * chosen.qk_fraction / drive.macs_per_s,
@@ -158,7 +169,9 @@ def instinfer_step(
         * serving.tokens
         * chosen.keys_count
         / (drive.keys_per_cycle_count * drive.clock_hz),
-        "link": (queries + new) / drive.host_link_bytes_per_s,
+        "link": (sent + back) / drive.host_link_bytes_per_s,
+        "dispatch": heads * drive.dispatch_us * 1e-6,
+        "barrier": shape.layers * drive.barrier_us * 1e-6,
         "GPU": part.seconds(2 * shape.active * serving.batch, 2 * shape.active, runtime.decode_fraction),
     }
     return Outcome(
@@ -170,7 +183,7 @@ def instinfer_step(
         memory_bytes={"GPU": 2 * shape.parameters, "flash of a drive": share * chosen.copies_count * 2 * shape.kv
                       * serving.batch * (serving.prompt + serving.new)},
         capacity_bytes={"GPU": part.memory_bytes},
-        traffic_bytes={"flash": read, "host link": queries + new},
+        traffic_bytes={"flash": read, "host link": sent + back},
         assumptions=_ASSUMPTIONS,
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ class MeasuredHeads:
 def sparf_page_step(serving: Serving, csds: int = 1, *, overlapped: bool = True) -> Outcome:
     """A decode step of the batch on so many drives with our engine at its measured rate."""
     measured, shape = read_part(MeasuredHeads, "slc-1400"), serving.shape
-    other = instinfer_step(serving, csds, "sparf-page")
+    other = instinfer_step(serving, csds, "sparf-page", logits=False)
     heads = serving.batch * shape.layers * math.ceil(shape.kv_heads / csds)
     suffix = serving.suffix(measured.block_tokens)
     indexed = (
@@ -55,7 +55,7 @@ def sparf_page_step(serving: Serving, csds: int = 1, *, overlapped: bool = True)
     )
     suffix_s = 2 * 2 * shape.head_dim * suffix / read_part(Ssd, measured.drive).read_bytes_per_s
     engine = heads * (indexed + suffix_s)
-    host = {name: other.phases[name] for name in ("link", "GPU")}
+    host = {name: other.phases[name] for name in ("link", "dispatch", "barrier", "GPU")}
     shorter = min(engine, sum(host.values())) if overlapped and serving.batch > 1 else 0.0
     hidden = shorter / 2
     # Of two halves of a batch one waits for the other, so that half of the shorter side is hidden.
