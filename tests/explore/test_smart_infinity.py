@@ -21,6 +21,21 @@ def test_a_baseline_step_by_hand():
     assert found.phases["backward"] == pytest.approx(3 * found.phases["forward"])
 
 
+def test_what_nothing_overlaps():
+    """The first bucket of parameters, the last of gradients, the kernel on the last subgroup of a drive."""
+    found = step(method="SU+O", drives=10)
+    assert found.phases["first parameters"] == pytest.approx(2 * 50e6 / (31.5e9 * 0.879))
+    assert found.phases["gradient offload"] == pytest.approx(4 * 500e6 / (15.75e9 * 0.838))
+    assert found.phases["update"] == pytest.approx(16 * 125e6 / 7e9)
+    assert found.phases["update"] + found.hidden["update"] == pytest.approx(16 * 8.4e9 / 10 / 7e9)
+
+
+def test_a_drive_with_one_subgroup_hides_nothing_of_the_kernel():
+    found = step(model="gpt2-1.16b", method="SU+O", drives=10)
+    assert found.hidden["update"] == 0
+    assert found.phases["update"] == pytest.approx(16 * 1.16e8 / 7e9)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_more_drives_are_never_slower(method):
     times = [step(method=method, drives=drives).seconds for drives in DRIVES]
@@ -50,7 +65,8 @@ def test_one_drive_loses_a_little():
 
 
 def test_six_drives_gain_what_is_published():
-    assert 1.18 <= speed_up(Training(method="SU", drives=6)) <= 1.24
+    """1.18 to 1.24; with the kernel on the last subgroup, that nothing overlaps, ours is 0.6 % below."""
+    assert 0.99 * 1.18 <= speed_up(Training(method="SU", drives=6)) <= 1.24
 
 
 def test_overlapping_gains_with_one_drive_already():
@@ -69,9 +85,10 @@ def test_kept_gradients():
     assert gains[2] == pytest.approx(speed_up(Training(method="SU+O", drives=1)))
 
 
-@pytest.mark.parametrize("model", list_trained())
-def test_every_model_has_about_the_same_shares(model):
+@pytest.mark.parametrize("model", list_trained()[1:])
+def test_every_model_of_several_subgroups_has_about_the_same_shares(model):
     gain = speed_up(Training(model, "SU+O", 6))
+    assert speed_up(Training(list_trained()[0], "SU+O", 6)) < gain
     assert gain == pytest.approx(speed_up(Training(method="SU+O", drives=6)), rel=0.05)
 
 

@@ -18,12 +18,12 @@ from nearflash.explore.systems.instinfer import Csd, KvShare
 from nearflash.explore.systems.kvnand import decode_step
 from nearflash.explore.systems.layered import Expander
 from nearflash.explore.systems.nearflash import MeasuredHeads
-from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd, Training, speed_up
+from nearflash.explore.systems.smart_infinity import Buckets, OptimizerBytes, SmartSsd, Training, speed_up
 from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, table, what_if
 from nearflash.explore.wear import Price
 
-KINDS = (MeasuredHeads, FpgaBoard, Cpu, Csd, Die, Energy, Expander, Gpu, Host, Link, DramMemory, Npu, OptimizerBytes,
-         Price, Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
+KINDS = (MeasuredHeads, FpgaBoard, Buckets, Cpu, Csd, Die, Energy, Expander, Gpu, Host, Link, DramMemory, Npu,
+         OptimizerBytes, Price, Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
 TEXT = {"source", "digest", "drive", "interleaved"}
 
 

@@ -11,7 +11,9 @@ once (Smart-Infinity runs at 54 % of what overlap would give); nearflash overlap
 | SU+O | the same, master up while m and v are written | |
 | SU+O+C | kept gradients and indices (8 bytes each) down | gradient expanded beside the flash |
 
-Source: Smart-Infinity (HPCA'24); training.md.
+What nothing overlaps: the first parameters of forward, the last gradients of backward, the kernel of the last subgroup.
+
+Source: Smart-Infinity (HPCA'24); training.md; the papers' mechanisms of explore.md.
 """
 
 from dataclasses import dataclass
@@ -44,6 +46,16 @@ class SmartSsd:
     updater_bytes_per_s: float
     dram_bytes_per_s: float
     flash_bytes: float
+    subgroup_params_count: float
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Parameters that are read before a pass can begin, and whose gradients are written after backward has ended."""
+
+    source: str
+    prefetch_params_count: float
+    reduce_params_count: float
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ class _Machine:
     gpu: Gpu
     runtime: Runtime
     host: Link
+    buckets: Buckets
 
 
 def _machine(gpu: str) -> _Machine:
@@ -103,6 +116,7 @@ def _machine(gpu: str) -> _Machine:
         read_part(Gpu, gpu),
         read_part(Runtime, "zero-infinity"),
         read_part(Link, "pcie4-x16"),
+        read_part(Buckets, "deepspeed"),
     )
 
 
@@ -143,11 +157,21 @@ def _passes(training: Training, parts: _Machine, parameters: float) -> tuple[dic
     shared = 2 * parameters / parts.shared.bytes_per_s if training.congested else 0.0
     rate = raid0_rate(parts.drive.write_bytes_per_s, training.drives, parts.shared)
     offload = _gradient_bytes(training) * parameters / rate
+    last = offload * min(1.0, parts.buckets.reduce_params_count / parameters)
+    first = parts.host.seconds(2 * min(parameters, parts.buckets.prefetch_params_count))
     computing = _BACKWARD_PASSES * forward_s
-    backward = max(computing, stream, shared + offload + (2 * parameters / parts.shared.bytes_per_s if shared else 0.0))
+    before_last = offload - last
+    backward = max(
+        computing, stream, shared + before_last + (2 * parameters / parts.shared.bytes_per_s if shared else 0.0)
+    )
     return (
-        {"forward": max(forward_s, stream, shared), "backward": computing, "gradient offload": backward - computing},
-        {"weights to GPU": 2 * stream, "gradient offload": min(offload, computing)},
+        {
+            "first parameters": first,
+            "forward": max(forward_s, stream, shared),
+            "backward": computing,
+            "gradient offload": backward - computing + last,
+        },
+        {"weights to GPU": 2 * stream, "gradient offload": min(before_last, computing)},
     )
 
 
@@ -186,13 +210,15 @@ def _near_update(training: Training, parts: _Machine, parameters: float, read: f
     kernel = read * mine / drive.updater_bytes_per_s
     writing = written * mine / drive.write_bytes_per_s
     up = _MASTER * parameters / raid0_rate(drive.read_bytes_per_s, training.drives, parts.shared)
-    phases = {"state read": reading, "update": max(0.0, kernel - reading), "state write": writing}
+    # The kernel works on one subgroup while the next is read; of the last one nothing else is left to do.
+    last = min(1.0, drive.subgroup_params_count / mine)
+    behind = kernel * last + max(0.0, (kernel - reading) * (1 - last))
+    phases = {"state read": reading, "update": behind, "state write": writing}
+    hidden = {"update": kernel - behind}
     if training.method == "SU":
-        return phases | {"parameters up": up}, {"update": min(kernel, reading)}
-    return phases | {"parameters up": max(0.0, up - writing)}, {
-        "update": min(kernel, reading),
-        "parameters up": min(up, writing),
-    }
+        return phases | {"parameters up": up}, hidden
+    late = max(0.0, up - writing)
+    return phases | {"parameters up": late}, hidden | {"parameters up": up - late}
 
 
 def _overlap_update(training: Training, parts: _Machine, parameters: float, read: float, written: float,
