@@ -184,7 +184,7 @@ def _add_fleet(actions: Any) -> None:
 def _add_others(actions: Any) -> None:
     add = _action(actions, "compare", _compare, "All systems and ours on the papers' workloads.")
     add("--trace", type=Path, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
-    text = "Our figures against the published ones; exit code 1 for one that is off by a tenth without a reason."
+    text = "The papers' conclusions and figures against ours; exit code 1 for one that is off without a reason."
     add = _action(actions, "check", _check, text, pictures=False)
     add("--blind", type=Path, metavar="FILE", help="Compute the rows of this TOML file in place of it.")
     text = "Write one web page with figures, pictures and assumptions."
@@ -336,13 +336,18 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.studies.check import figures, predictions
+    from nearflash.explore.studies.check import conclusions, figures, predictions
 
     if arguments.blind is not None:
         _show(predictions(arguments.blind), arguments)
         return 0
+    found = _show(conclusions(), arguments, ("id", "what", "verdict"))
+    if not arguments.json:
+        disagreeing = [row for row in found if row["verdict"] != "true"]
+        print("".join(f"\n{row['id']}: {row['reason']}; to settle it: {row['settle']}" for row in disagreeing) + "\n")
     rows = _show(figures(), arguments, ("id", "what", "value", "published", "unit", "error"))
-    return int(any(abs(row["error"]) > 0.1 and "explained" not in row for row in rows))
+    unexplained = [row for row in found if row["verdict"] != "true" and not row["reason"]]
+    return int(any(abs(row["error"]) > 0.1 and "explained" not in row for row in rows) or bool(unexplained))
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -1,13 +1,15 @@
-"""Our figures beside the published ones, and predictions to rows whose published values are kept elsewhere.
+"""The papers' conclusions and figures beside ours, and predictions to rows whose published values are kept elsewhere.
 
-published.toml has each figure with its source; questions.toml has what the texts of other rows mean. Neither is known
-to the systems or to the hardware tables.
+conclusions.toml has each conclusion as a relation of measures, published.toml each figure with its source;
+questions.toml has what the texts of other rows mean. The systems and the hardware tables know none of them.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,45 @@ from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.explore.studies.measures import measure
 from nearflash.support.files import read_text
 
-__all__ = ["SECTIONS", "figures", "predictions"]
+__all__ = ["SECTIONS", "conclusions", "figures", "predictions"]
 
 SECTIONS = ("endor", "instinfer", "smart_infinity", "kvnand")
+_FLAT = 0.05
 _LAYERS = re.compile(r"(\d+)/(\d+)/(\d+)")
 
 
 def _data(name: str) -> dict[str, Any]:
     return tomllib.loads((files("nearflash.explore") / name).read_text("utf-8"))
+
+
+def conclusions() -> Iterator[dict[str, Any]]:
+    """A row for each conclusion of a paper: id, what, verdict ("true" or "disagrees"), our values by label, source.
+
+    A row that disagrees has `reason` and `settle`, what would decide it.
+    """
+    for row in _data("conclusions.toml")["conclusions"]:
+        values = {label: measure(each["measure"], each["parameters"]) for label, each in row["values"].items()}
+        found = {"id": row["id"], "system": row["system"], "what": row["what"],
+                 "verdict": "true" if _holds(row, list(values.values())) else "disagrees", "values": values,
+                 "unit": row["unit"], "source": row["source"]}  # fmt: skip
+        reasons = {"reason": row.get("disagrees", ""), "settle": row.get("settle", "")}
+        yield (
+            found
+            | (reasons if found["verdict"] == "disagrees" else {})
+            | {key: row[key] for key in ("note",) if key in row}
+        )
+
+
+def _holds(row: Mapping[str, Any], values: list[float]) -> bool:
+    """Whether the values stand to one another as the relation states, and within the row's limits."""
+    relations = {
+        "rises": all(after > before for before, after in pairwise(values)),
+        "flat": max(values) <= (1 + _FLAT) * min(values),
+        "crosses one": values[0] < 1 <= values[-1],
+        "between": True,
+    }
+    within = all(row.get("low", -math.inf) <= value <= row.get("high", math.inf) for value in values)
+    return relations[row["relation"]] and within
 
 
 def figures() -> Iterator[dict[str, Any]]:

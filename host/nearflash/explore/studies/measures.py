@@ -6,6 +6,7 @@ its selection.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -96,6 +97,21 @@ def _throughput(given: Mapping[str, Any]) -> float:
     return _step(**given).rate
 
 
+def _rate(system: str, batch: int, drives: int = 1, selection: str = "dense") -> float:
+    """Tokens a second."""
+    return _throughput({"system": system, "batch": batch, "drives": drives, "selection": selection})
+
+
+def _feasible_batch(**given: Any) -> float:
+    return max(batch for batch in _BATCHES if _fits({**given, "batch": batch}))
+
+
+def _best_batch(**given: Any) -> float:
+    """The batch of most tokens a second, of those that fit."""
+    feasible = [batch for batch in _BATCHES if _fits({**given, "batch": batch})]
+    return max(feasible, key=lambda batch: _throughput({**given, "batch": batch}))
+
+
 def _throughput_ratio(ours: Mapping[str, Any], over: Mapping[str, Any]) -> float:
     return _throughput(ours) / _throughput(over)
 
@@ -139,9 +155,11 @@ def _kv(model: str, context: int, arrangement: str, quant: str, dies: int = _DIE
     return outcome
 
 
-def _decode_ratio(models: Sequence[str], context: int, over: str, arrangement: str, quant: str) -> float:
+def _decode_ratio(models: Sequence[str], context: int, over: str, arrangement: str, quant: str,
+                  dies: int = _DIES) -> float:  # fmt: skip
     ratios = [
-        _kv(model, context, over, quant).seconds / _kv(model, context, arrangement, quant).seconds for model in models
+        _kv(model, context, over, quant, dies).seconds / _kv(model, context, arrangement, quant, dies).seconds
+        for model in models
     ]
     return float(prod(ratios) ** (1 / len(ratios)))
 
@@ -194,6 +212,19 @@ def _endurance(model: str, context: int, quant: str, tokens_per_s: float, years:
     return kvnand.endurance_cycles(Decode(model, context, quant), tokens_per_s, years)
 
 
+def _room(model: str, context: int, arrangement: str, quant: str, dies: int = _DIES) -> float:
+    """Bytes of what is fullest, over bytes that it has to hold."""
+    kind = Arrangement(arrangement) if arrangement.startswith("Base") else Arrangement(arrangement, dies)
+    found = decode_step(Decode(model, context, quant), kind)
+    return min(found.capacity_bytes[tier] / held for tier, held in found.memory_bytes.items())
+
+
+def _multiply_share(reuse: int, multipliers: int) -> float:
+    """Seconds that so many multipliers of a plane take for a page of 16-bit elements, over tR."""
+    die = replace(read_part(Die, "kvnand"), fmac_count=multipliers)
+    return die.multiply_s(16, reuse) / (die.read_us * 1e-6)
+
+
 def _die_gigabits() -> float:
     return read_part(Die, "kvnand").flash_bytes * 8 / 2**30
 
@@ -226,6 +257,9 @@ MEASURES: dict[str, Callable[..., float]] = {
     "pass_seconds": pass_seconds,
     "pass_speed_up": pass_speed_up,
     "bitmap_size": _bitmap_size,
+    "rate": _rate,
+    "feasible_batch": _feasible_batch,
+    "best_batch": _best_batch,
     "throughput_ratio": _throughput_ratio,
     "kv_share": _kv_share,
     "update_share": _update_share,
@@ -239,6 +273,8 @@ MEASURES: dict[str, Callable[..., float]] = {
     "best_split": _best_split,
     "crossing": _crossing,
     "endurance": _endurance,
+    "room": _room,
+    "multiply_share": _multiply_share,
     "die_gigabits": _die_gigabits,
     "flash_rate": _flash_rate,
     "head_seconds": _head_seconds,
