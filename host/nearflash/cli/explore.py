@@ -122,6 +122,7 @@ def _add_kvnand(actions: Any) -> None:
     add("--context", type=amounts, default=amounts("128,1k,10k,100k"), metavar="N[,N]",
         help="Tokens (default: 128,1k,10k,100k).")  # fmt: skip
     add("--dies", type=_dies, default=16, metavar="N", help="Flash dies in all.")
+    add("--choose", action="store_true", help="List from which context which arrangement is the fastest, up to 128k.")
     add("--without", action="append", default=[], metavar="NAME",
         help="Switch off pipelined, confined, bounded, streamed, contended or refreshed (default: none).")  # fmt: skip
 
@@ -220,16 +221,20 @@ def _draw(arguments: argparse.Namespace, figure: Any) -> None:
 
 
 def _kvnand(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.studies.dse import kvnand_best, kvnand_grid
+    from nearflash.explore.studies.dse import kvnand_best, kvnand_choice, kvnand_grid
     from nearflash.explore.studies.plots import heat_map
     from nearflash.explore.systems.ifc import EVERY_MECHANISM
 
+    if arguments.choose:
+        _show(kvnand_choice(arguments.model, arguments.quant, arguments.dies), arguments)
+        return 0
     mechanisms = EVERY_MECHANISM.without(*arguments.without)
     rows = list(kvnand_grid([arguments.model], arguments.context, [arguments.quant], arguments.dies, mechanisms))
     fastest = {(row["context"], row["arrangement"]) for row in kvnand_best(rows).values()}
     marked = [{**row, "best": (row["context"], row["arrangement"]) in fastest} for row in rows]
-    _show(marked, arguments, ("model", "quant", "context", "arrangement", "fits", "seconds", "tokens_per_second",
-                              "joules_per_token", "flash_usd", "years_to_wear", "best"))  # fmt: skip
+    _show(marked, arguments, ("context", "arrangement", "parallel", "fits", "seconds", "tokens_per_second",
+                              "first_token_seconds", "joules_per_token", "flash_usd", "base_1_usd", "years_to_wear",
+                              "base_1_speed_up", "base_2_speed_up", "best"))  # fmt: skip
     if arguments.png:
         _draw(arguments, heat_map(rows, f"{arguments.model}, {arguments.quant}, {arguments.dies} dies"))
     return 0

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.studies.dse import engine_builds, kvnand_best, kvnand_grid
+from nearflash.explore.studies.dse import engine_builds, kvnand_best, kvnand_choice, kvnand_grid
 from nearflash.explore.systems.ifc import EVERY_MECHANISM, QUANTS
 from nearflash.explore.systems.nearflash import MeasuredHeads
 from nearflash.explore.tables import read_part
@@ -50,6 +50,37 @@ def test_the_best_of_each_cell():
 
 def test_a_cell_in_which_nothing_fits_has_no_best():
     assert kvnand_best(list(kvnand_grid(["llama3.1-70b"], [100], ["w16a16"], 4))) == {}
+
+
+def test_baselines_stand_beside_every_row():
+    """LLaMA2-7B at 100K: 52 GB of K and V are more than Base-1's DRAM, not than Base-2's flash."""
+    short, long = (
+        {row["arrangement"]: row for row in kvnand_grid(["llama2-7b"], [context], ["w16a16"], 16)}["C-16"]
+        for context in (1_000, 100_000)
+    )
+    assert short["base_1_speed_up"] == pytest.approx(short["base_1_seconds"] / short["seconds"])
+    assert long["base_1_seconds"] is None and long["base_1_speed_up"] is None
+    assert long["base_2_speed_up"] > short["base_2_speed_up"] > 1
+    assert short["first_token_seconds"] > short["seconds"]
+    assert short["base_1_usd"] == pytest.approx(8 * 132.75 * 2**30 / 8 / 1e9 * 0.72 + 16 * 4.0)
+
+
+def test_qkv_are_head_parallel_in_compact_ones_alone():
+    rows = {row["arrangement"]: row for row in kvnand_grid(["llama2-7b"], [1_000], ["w16a16"], 16)}
+    assert {name for name, row in rows.items() if row["parallel"] == "head"} == {"C-16"}
+    (free,) = kvnand_best(
+        list(kvnand_grid(["llama2-7b"], [1_000], ["w16a16"], 16, EVERY_MECHANISM.without("confined")))
+    ).values()
+    assert free["parallel"] == "tensor" and free["phases"]["KV gather"] > 0
+
+
+def test_the_choice_by_context():
+    rows = list(kvnand_choice("llama3.1-70b", "w4a16", 8))
+    assert [row["arrangement"] for row in rows] == ["C-8", "D-(4+4)"]
+    assert rows[1]["from_tokens"] == pytest.approx(89_600, rel=0.08)
+    assert list(kvnand_choice("llama2-7b", "w16a16", 2))[-1]["arrangement"] == "none fits"
+    with pytest.raises(PlanError, match=r"2 dies must hold llama3\.1-70b in w16a16; they do not"):
+        list(kvnand_choice("llama3.1-70b", "w16a16", 2))
 
 
 def test_a_grid_without_a_mechanism():

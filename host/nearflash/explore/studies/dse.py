@@ -7,15 +7,18 @@ from typing import ClassVar
 import numpy as np
 
 from nearflash.abi.errors import PlanError
+from nearflash.explore.outcome import Outcome
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.systems.ifc import EVERY_MECHANISM, Arrangement, Decode, Die, Mechanisms
 from nearflash.explore.systems.instinfer import KvShare
-from nearflash.explore.systems.kvnand import decode_step, splits
+from nearflash.explore.systems.kvnand import best, decode_step, splits
+from nearflash.explore.systems.prefill import prefill_step
 from nearflash.explore.tables import read_part
 from nearflash.explore.wear import Price, years
 
-__all__ = ["FpgaBoard", "Synthesis", "engine_builds", "kvnand_best", "kvnand_grid"]
+__all__ = ["FpgaBoard", "Synthesis", "engine_builds", "kvnand_best", "kvnand_choice", "kvnand_grid"]
 
+_SHORTEST = 128
 _CONTEXT_CYCLES = 2300
 """Of a head that no other of its phases overlap: prepare, selection, finish (attention.md, section 4)."""
 
@@ -29,15 +32,26 @@ def kvnand_grid(
         for quant in quants:
             for context in contexts:
                 decode = Decode(model, context, quant)
+                bases = [decode_step(decode, Arrangement(name), mechanisms) for name in ("Base-1", "Base-2")]
                 for arrangement in splits(dies):
-                    yield kvnand_row(decode, arrangement, mechanisms)
+                    yield kvnand_row(decode, arrangement, mechanisms, bases)
 
 
-def kvnand_row(decode: Decode, arrangement: Arrangement, mechanisms: Mechanisms = EVERY_MECHANISM) -> dict[str, object]:
-    """One cell: time, energy, price and years of decoding until the KV region is worn."""
+def kvnand_row(
+    decode: Decode,
+    arrangement: Arrangement,
+    mechanisms: Mechanisms = EVERY_MECHANISM,
+    bases: Sequence[Outcome] = (),
+) -> dict[str, object]:
+    """One cell: time, energy, price, years of decoding until the KV region is worn, and the baselines beside it.
+
+    `seconds` is None where the cell does not fit, a baseline's where that does not. parallel: how C generates QKV.
+    """
     outcome = decode_step(decode, arrangement, mechanisms)
+    parallel = "head" if arrangement.kind == "C" and mechanisms.confined else "tensor"
     row: dict[str, object] = {"model": decode.model, "context": decode.context, "quant": decode.quant,
-                              "arrangement": outcome.system, "fits": outcome.fits}  # fmt: skip
+                              "arrangement": outcome.system, "parallel": parallel, "fits": outcome.fits}  # fmt: skip
+    row |= _beside(outcome, bases)
     if not outcome.fits:
         return row | {"seconds": None}
     flash = sum(outcome.capacity_bytes.values())
@@ -46,11 +60,42 @@ def kvnand_row(decode: Decode, arrangement: Arrangement, mechanisms: Mechanisms 
     return row | {
         "seconds": outcome.seconds,
         "tokens_per_second": outcome.rate,
+        "first_token_seconds": prefill_step(decode, arrangement).seconds,
         "joules_per_token": outcome.joules,
         "flash_usd": read_part(Price, "usual").dollars(flash),
         "years_to_wear": years(written, free, read_part(Die, "kvnand").endurance_count),
         "phases": dict(outcome.phases),
     }
+
+
+def _beside(outcome: Outcome, bases: Sequence[Outcome]) -> dict[str, object]:
+    """Seconds of each baseline, how much faster the cell is, and dollars of Base-1's flash and DRAM."""
+    row: dict[str, object] = {}
+    for base in bases:
+        name = base.system.lower().replace("-", "_")
+        row[f"{name}_seconds"] = base.seconds if base.fits else None
+        row[f"{name}_speed_up"] = base.seconds / outcome.seconds if base.fits and outcome.fits else None
+        if base.system == "Base-1":
+            flash, dram = base.capacity_bytes["weight dies"], base.capacity_bytes["KV"]
+            row["base_1_usd"] = read_part(Price, "usual").dollars(flash, dram)
+    return row
+
+
+def kvnand_choice(model: str, quant: str, dies: int, most: int = 131_072) -> Iterator[dict[str, object]]:
+    """The arrangement to take, by context: a row where the fastest one that fits changes, up to `most` tokens.
+
+    Contexts are tried in steps of 5 %. Raises PlanError where no arrangement holds even the shortest.
+    """
+    chosen, context = "", _SHORTEST
+    while context <= most:
+        found = best(Decode(model, context, quant), dies)
+        if found is None and not chosen:
+            raise PlanError(f"{dies} dies must hold {model} in {quant}; they do not")
+        name = found.system if found is not None else "none fits"
+        if name != chosen:
+            yield {"model": model, "quant": quant, "from_tokens": context, "arrangement": name,
+                   "tokens_per_second": found.rate if found is not None else None}  # fmt: skip
+        chosen, context = name, max(context + 1, int(context * 1.05))
 
 
 def kvnand_best(rows: Sequence[dict[str, object]]) -> dict[tuple[object, ...], dict[str, object]]:

@@ -134,6 +134,9 @@ def _compact(step: _Step, products: dict[str, float]) -> tuple[dict[str, float],
     shown = {name: seconds * shape.layers for name, seconds in phases.items()} | {
         "KV program": program * step.has.contended
     }
+    # Tensor-parallel QKV give each plane a piece of every head: new vectors cross to the planes that gather them.
+    moved = 0.0 if step.has.confined else 2 * shape.kv * step.decode.value_bytes
+    shown["KV gather"] = moved / (die.link_bytes_per_s * step.arrangement.kv_dies)
     return products | shown, {} if step.has.contended else {"KV program": program}
 
 
