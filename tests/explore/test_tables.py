@@ -12,6 +12,7 @@ from nearflash.explore.links import DramMemory, Link
 from nearflash.explore.processors import Cpu, Gpu, Host, Npu, Runtime
 from nearflash.explore.shapes import Trained, list_trained
 from nearflash.explore.ssd import Ssd
+from nearflash.explore.studies.costs import Component
 from nearflash.explore.studies.dse import FpgaBoard, Synthesis
 from nearflash.explore.systems.ifc import Arrangement, Decode, Die
 from nearflash.explore.systems.instinfer import Csd, KvShare
@@ -22,9 +23,9 @@ from nearflash.explore.systems.smart_infinity import Buckets, OptimizerBytes, Sm
 from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, table, what_if
 from nearflash.explore.wear import Price
 
-KINDS = (MeasuredHeads, FpgaBoard, Buckets, Cpu, Csd, Die, Energy, Expander, Gpu, Host, Link, DramMemory, Npu,
-         OptimizerBytes, Price, Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
-TEXT = {"source", "digest", "drive", "interleaved"}
+KINDS = (MeasuredHeads, Component, FpgaBoard, Buckets, Cpu, Csd, Die, Energy, Expander, Gpu, Host, Link, DramMemory,
+         Npu, OptimizerBytes, Price, Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
+TEXT = {"source", "date", "digest", "drive", "interleaved"}
 
 
 def hardware_files():

@@ -24,6 +24,7 @@ _EXAMPLES = """examples:
   nearflash explore report -o report.html
 """
 _SCALE = {"k": 1_000, "m": 1_000_000}
+_COST = ("usd_per_million", "joules_per_unit")
 _MOST_DIES = 4096
 """Every split of them is computed."""
 
@@ -246,7 +247,7 @@ def _instinfer(arguments: argparse.Namespace) -> int:
 
     rows = _show(
         instinfer_rows(arguments.batch, arguments.csds, arguments.model, arguments.prompt, arguments.new),
-        arguments, ("batch", "drives", "system", "seconds", "units_per_second", "fits"))  # fmt: skip
+        arguments, ("batch", "drives", "system", "seconds", "units_per_second", *_COST, "fits"))  # fmt: skip
     if arguments.png:
         along = "drives" if len(arguments.csds) > 1 else "batch"
         picked = [row for row in rows if along == "batch" or row["batch"] == arguments.batch[-1]]
@@ -271,7 +272,7 @@ def _training(arguments: argparse.Namespace) -> int:
     rows = _show(
         smart_infinity_rows(arguments.model or [], arguments.csds, arguments.gpu, arguments.optimizer, arguments.keep,
                             arguments.congested),
-        arguments, ("model", "drives", "method", "seconds", "speed_up", "fits"))  # fmt: skip
+        arguments, ("model", "drives", "method", "seconds", "speed_up", *_COST, "fits"))  # fmt: skip
     if arguments.png:
         model = rows[-1]["model"]
         picked = [row for row in rows if row["model"] == model]
@@ -287,7 +288,7 @@ def _fleet(arguments: argparse.Namespace) -> int:
     _show(
         (row_of(fleet_step(arguments.model, near, plain, arguments.optimizer), near=near, plain=plain)
          for near in arguments.near for plain in arguments.plain),
-        arguments, ("model", "near", "plain", "seconds", "fits"))  # fmt: skip
+        arguments, ("model", "near", "plain", "seconds", *_COST, "fits"))  # fmt: skip
     return 0
 
 
@@ -298,7 +299,7 @@ def _endor(arguments: argparse.Namespace) -> int:
     from nearflash.explore.systems.layered import Placement
 
     endor = endor_rows(arguments.model, Placement(*arguments.layers), arguments.bits)
-    rows = _show(endor, arguments, ("format", "model", "seconds", "speed_up", "fits"))
+    rows = _show(endor, arguments, ("format", "model", "seconds", "speed_up", *_COST, "fits"))
     if arguments.png:
         outcomes = [Outcome(row["format"], row["model"], row["phases"]) for row in rows]
         _draw(arguments, bars(outcomes, f"{arguments.model}, layers {'/'.join(map(str, arguments.layers))}"))
@@ -325,7 +326,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         for title, outcomes in groups.items()
         for outcome in outcomes
     ]
-    _show(rows, arguments, ("workload", "system", "seconds", "units_per_second", "speed_up", "fits"))
+    _show(rows, arguments, ("workload", "system", "seconds", "units_per_second", "speed_up", *_COST, "fits"))
     if not arguments.json:
         texts = dict.fromkeys(text for row in rows for text in row["assumptions"])
         print("\nassumptions:\n" + "\n".join(f"- {text}" for text in texts))

@@ -13,6 +13,7 @@ class Outcome:
     phases: seconds that each phase adds to the step; what another phase hides counts 0 here and stands in `hidden`.
     energy_j: joules by cause. memory_bytes, capacity_bytes: bytes held by tier, and what the tier has. traffic_bytes:
     bytes over each link. units: what a step produces (tokens, steps). assumptions: what the model takes for granted.
+    parts: what is bought, names of hardware/component.toml by count; flash_bytes, dram_bytes: beside them, by the GB.
     """
 
     system: str
@@ -25,6 +26,9 @@ class Outcome:
     capacity_bytes: Mapping[str, float] = field(default_factory=dict)
     traffic_bytes: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    flash_bytes: float = 0.0
+    dram_bytes: float = 0.0
 
     @property
     def seconds(self) -> float:

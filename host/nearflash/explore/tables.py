@@ -22,7 +22,8 @@ __all__ = ["UNITS", "current_changes", "own_tables", "part_names", "read_part", 
 _Part = TypeVar("_Part")
 UNITS = (
     "_bytes", "_bytes_per_s", "_flops_per_s", "_ops_per_s", "_params_per_s", "_s", "_us", "_hz", "_fraction", "_count",
-    "_bits", "_pj_per_bit", "_usd_per_gb", "_cycles", "_bytes_per_param", "_years", "_tokens", "_layers",
+    "_bits", "_pj_per_bit", "_usd_per_gb", "_usd_per_kwh", "_usd", "_w",
+    "_cycles", "_bytes_per_param", "_years", "_tokens", "_layers",
     "_passes",
 )  # fmt: skip
 """How the key of a number ends."""

@@ -11,11 +11,14 @@ SECONDS_PER_YEAR = 365.25 * 86400
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars a GB (10^9 bytes)."""
+    """Dollars a GB (10^9 bytes) and a kWh, at a date; years in which a system is paid off."""
 
     source: str
+    date: str
     flash_usd_per_gb: float
     dram_usd_per_gb: float
+    energy_usd_per_kwh: float
+    use_years: float
 
     def dollars(self, flash_bytes: float = 0, dram_bytes: float = 0) -> float:
         """Cost of so much of both."""

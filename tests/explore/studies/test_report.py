@@ -159,7 +159,7 @@ def test_tables_of_text():
 
 def test_rows_of_every_system():
     rows = list(instinfer_rows([4, 256], [1, 2]))
-    assert len(rows) == 2 * 2 * 5
+    assert len(rows) == 2 * 2 * 6
     assert {row["drives"] for row in rows} == {1, 2}
     training = list(smart_infinity_rows([], [1, 6]))
     assert len(training) == 5 * 2 * 6

@@ -14,7 +14,14 @@ from nearflash.explore.systems.layered import Placement
 from nearflash.explore.systems.smart_infinity import METHODS
 
 BATCHES, DRIVES = (4, 8, 16, 32, 64, 128, 256), range(1, 21)
-SYSTEMS = ("FlexGen", "FlexGen SparQ", "InstInfer dense", "InstInfer sparf-8", "nearflash sparf-page")
+SYSTEMS = (
+    "FlexGen",
+    "FlexGen SparQ",
+    "InstInfer dense",
+    "InstInfer sparf-8",
+    "nearflash sparf-page",
+    "nearflash sparf-page T=256",
+)
 FIVE = ("opt-30b", "llama2-7b", "llama3.1-8b", "llama3.1-70b", "mixtral-8x7b")
 CONTEXTS = (128, 512, 1_000, 4_000, 10_000, 32_000, 100_000)
 

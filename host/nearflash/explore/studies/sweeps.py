@@ -5,6 +5,7 @@ from typing import Any
 
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.shapes import list_trained
+from nearflash.explore.studies.costs import cost_of
 from nearflash.explore.systems.flexgen import flexgen, zero_inference
 from nearflash.explore.systems.ifc import Arrangement, Decode
 from nearflash.explore.systems.instinfer import Serving, instinfer_step
@@ -15,6 +16,8 @@ from nearflash.explore.systems.smart_infinity import METHODS, Training, training
 
 __all__ = ["compare_systems", "endor_rows", "instinfer_rows", "row_of", "smart_infinity_rows"]
 
+_SHORT_BLOCK = 256
+"""Tokens of an index block in a build for short contexts and many KV heads."""
 _CODED_FRACTION = 0.526
 """Bytes of a coded bitmap of half of the weights, of dense fp16: measured on doclm-30m (weights.md, section 5)."""
 
@@ -32,12 +35,13 @@ def row_of(found: Outcome, **given: Any) -> dict[str, Any]:
         "hidden": dict(found.hidden),
         "traffic_bytes": dict(found.traffic_bytes),
         "memory_bytes": dict(found.memory_bytes),
+        **cost_of(found),
     }
 
 
 def instinfer_rows(batches: Sequence[int], csds: Sequence[int], model: str = "opt-13b", prompt: int = 1024,
                    new: int = 1024) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """A decode step of every system by batch and drives: FlexGen, with SparQ, InstInfer dense and SparF, and ours."""
+    """A decode step of every system by batch and drives: FlexGen, with SparQ, InstInfer dense and SparF, ours twice."""
     for batch in batches:
         serving = Serving(model, prompt, new, batch)
         for drives in csds:
@@ -51,6 +55,7 @@ def _serving_outcomes(serving: Serving, drives: int) -> Iterator[Outcome]:
     yield instinfer_step(serving, drives)
     yield instinfer_step(serving, drives, "sparf-8")
     yield sparf_page_step(serving, drives)
+    yield sparf_page_step(serving, drives, block_tokens=_SHORT_BLOCK)
 
 
 def smart_infinity_rows(
@@ -100,5 +105,6 @@ def compare_systems() -> dict[str, list[Outcome]]:
             layer_pass("opt-66b", layers, host, stored_fraction=_CODED_FRACTION, direct=True),
         ],
         "one token, LLaMA3.1-8B, 10,000 tokens, fp16": [
-            decode_step(decode, Arrangement("Base-1")), decode_step(decode, Arrangement("Base-2")), *flash],
+            decode_step(decode, Arrangement("Base-1")), decode_step(decode, Arrangement("Base-2")), *flash,
+            sparf_page_step(Serving("llama3.1-8b", 10_000, 1, 1), 2)],
     }  # fmt: skip

@@ -40,6 +40,7 @@ def fleet_step(model: str, near: int, plain: int, optimizer: str = "adam") -> Ou
         phases={"update": parameters / total},
         memory_bytes=held,
         capacity_bytes=_capacity(drive, near, plain),
+        parts={"host": 1, "smartssd": near, "ssd-4tb": plain},
         traffic_bytes={"shared link": 2 * stripes["plain drives"] * moved * parameters},
         assumptions=(
             "parameters are striped by the drives' rates",

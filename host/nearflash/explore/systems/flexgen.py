@@ -89,7 +89,7 @@ def flexgen(serving: Serving, drives: int = 1, sparq: bool = False) -> Outcome:
         "weights": parts["weight_read"] / steps,
         "GPU": parts["compute"] / steps - attention * (1 - used),
     }
-    found = _outcome(f"FlexGen{' SparQ' if sparq else ''}, {drives} SSD", serving, phases, prediction)
+    found = _outcome(f"FlexGen{' SparQ' if sparq else ''}, {drives} SSD", serving, phases, prediction, drives)
     held = 2 * serving.shape.parameters + prefill_bytes(serving)
     return replace(
         found, memory_bytes=dict(found.memory_bytes) | {"GPU": held}, capacity_bytes={"GPU": part.memory_bytes}
@@ -125,7 +125,7 @@ def zero_inference(serving: Serving) -> Outcome:
     return _outcome(f"DeepSpeed, batch {serving.batch}", serving, phases, prediction)
 
 
-def _outcome(name: str, serving: Serving, phases: dict[str, float], found: Prediction) -> Outcome:
+def _outcome(name: str, serving: Serving, phases: dict[str, float], found: Prediction, drives: int = 1) -> Outcome:
     held = 2 * serving.shape.kv * serving.batch * (serving.prompt + serving.new)
     return Outcome(
         system=name,
@@ -133,6 +133,7 @@ def _outcome(name: str, serving: Serving, phases: dict[str, float], found: Predi
         phases=phases,
         units=serving.batch,
         memory_bytes={"KV": held, "weights": 2 * serving.shape.parameters},
+        parts={"a6000": 1, "host": 1, "ssd": drives},
         traffic_bytes={key: value * serving.batch for key, value in found.bytes_per_token.items()},
         assumptions=("no overlap of loading and computing", "KV passes the host: a second drive gives nothing"),
     )

@@ -183,6 +183,7 @@ def instinfer_step(
         memory_bytes={"GPU": 2 * shape.parameters, "flash of a drive": share * chosen.copies_count * 2 * shape.kv
                       * serving.batch * (serving.prompt + serving.new)},
         capacity_bytes={"GPU": part.memory_bytes},
+        parts={gpu: 1, "host": 1, "csd": csds},
         traffic_bytes={"flash": read, "host link": sent + back},
         assumptions=_ASSUMPTIONS,
     )  # fmt: skip

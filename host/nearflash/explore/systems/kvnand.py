@@ -68,6 +68,7 @@ def decode_step(decode: Decode, arrangement: Arrangement, mechanisms: Mechanisms
     logits = 2 * shape.layers * shape.heads * decode.context * decode.value_bytes
     phases, hidden = _ARRANGED[arrangement.kind](step, _products(step))
     held, capacity = _memory(decode, arrangement, parts)
+    dram = capacity["KV"] if arrangement.kind == "Base-1" else 0.0
     return Outcome(
         system=arrangement.name,
         model=decode.model,
@@ -76,6 +77,9 @@ def decode_step(decode: Decode, arrangement: Arrangement, mechanisms: Mechanisms
         energy_j=_energy(decode, arrangement, parts, logits),
         memory_bytes=held,
         capacity_bytes=capacity,
+        parts={"npu": 1},
+        flash_bytes=sum(capacity.values()) - dram,
+        dram_bytes=dram,
         traffic_bytes={"weights": shape.active * QUANTS[decode.quant][0] / 8, "KV": decode.kv_bytes, "logits": logits},
         assumptions=("weights are striped evenly over all planes, KV of D too; in C, heads share the planes evenly",
                      "logits wait in the NPU's 5 MB: the paper does not state where", "ECC on the die keeps up",

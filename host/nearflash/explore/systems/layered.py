@@ -112,6 +112,7 @@ def layer_pass(
         phases=phases,
         memory_bytes=_memory(shape, placement, stored, dense),
         capacity_bytes={"GPU": host.gpu.memory_bytes, "host": host.host_bytes},
+        parts={"rtx4080": 1, "host": 1, "ssd": 1},
         traffic_bytes={"drive": read, "host link": copied + (read if direct else 0)},
         assumptions=_ASSUMPTIONS,
     )

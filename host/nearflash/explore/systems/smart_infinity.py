@@ -29,6 +29,8 @@ from nearflash.explore.tables import read_part
 __all__ = ["METHODS", "OptimizerBytes", "SmartSsd", "Training", "speed_up", "training_step"]
 
 METHODS = ("ZeRO-Infinity", "SU", "SU+O", "SU+O+C", "nearflash", "software-only")
+_DRIVES = {"ZeRO-Infinity": "ssd-4tb", "software-only": "ssd-4tb"}
+"""What is bought where the drives do not compute."""
 _MASTER = _GRADIENT = 4
 _PAIR = 8
 _FLOPS = 2
@@ -137,6 +139,7 @@ def training_step(training: Training) -> Outcome:
         hidden=hidden | update_hidden,
         memory_bytes={"drives": held},
         capacity_bytes={"drives": training.drives * parts.drive.flash_bytes},
+        parts={training.gpu: 1, "host": 1, _DRIVES.get(training.method, "smartssd"): training.drives},
         traffic_bytes={"shared link": link, "drives": (read + written) * parameters},
         assumptions=("activations are recomputed in backward", "fp16 weights stream to the GPU beside its computing",
                      "gradients leave while backward computes", "a drive reads or writes, but for nearflash's overlap"),
