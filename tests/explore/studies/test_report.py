@@ -1,9 +1,12 @@
-"""The page: one file, no scripts, every figure; and what else draws or traces outcomes."""
+"""The page: one file, every conclusion and figure, sliders; and what else draws or traces outcomes."""
 
+import html
 import json
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from math import prod
 
 import pytest
 
@@ -11,17 +14,21 @@ pytest.importorskip("matplotlib", reason="pictures are drawn by matplotlib")
 
 from nearflash.abi.errors import CommandError
 from nearflash.explore.outcome import Outcome
-from nearflash.explore.studies.check import figures
+from nearflash.explore.studies.check import conclusions, figures
 from nearflash.explore.studies.dse import kvnand_grid
 from nearflash.explore.studies.plots import bars, curves, heat_map, save, svg
 from nearflash.explore.studies.report import report_page, write_report
+from nearflash.explore.studies.sliders import slider_studies
 from nearflash.explore.studies.sweeps import compare_systems, endor_rows, instinfer_rows, smart_infinity_rows
+from nearflash.explore.systems.ifc import Arrangement, Decode
+from nearflash.explore.systems.kvnand import decode_step
 from nearflash.explore.systems.layered import Placement
 from nearflash.explore.text import text_table
 from nearflash.explore.trace import trace_events
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-VOID = {"meta", "link", "br", "img", "hr"}
+SCHEMES = {"light": [], "dark": ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"]}
+VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
@@ -65,8 +72,12 @@ def test_the_page_closes_what_it_opens(page):
     assert page.tags.count("svg") == page.tags.count("figure") >= 9
 
 
-def test_the_page_needs_nothing_else(page):
-    assert not {"script", "iframe", "object", "img"} & set(page.tags)
+def test_the_page_needs_nothing_else(text, page):
+    """Scripts are in the page; none of them loads anything."""
+    assert not {"iframe", "object", "img"} & set(page.tags)
+    assert page.tags.count("script") == 2
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|@import|url\((?!#)", text)
+    assert len(text.encode()) <= 2_000_000
     links = [value for name, value in page.attributes if name in ("src", "href", "xlink:href")]
     assert links
     assert all(value.startswith(("#", "data:")) for value in links)
@@ -79,6 +90,44 @@ def test_every_figure_is_there_with_its_error(text, page):
         assert f'<td class="number">{row["value"]:.4g}</td>' in text
 
 
+def test_conclusions_come_first_disagreements_second_and_figures_after(text, page):
+    order = [
+        text.index(f"<h2>{title}</h2>") for title in ("Conclusions of the papers", "Where ours disagrees", "Figures")
+    ]
+    assert order == sorted(order)
+    first_picture = text.index("<svg")
+    assert all(place < first_picture for place in order)
+    for row in conclusions():
+        assert row["id"] in page.ids
+        assert row["verdict"] == "true" or text.index(html.escape(row["reason"])) > order[1]
+    assert "decided a term or a constant (given)" in text
+
+
+def test_dark_and_light(text):
+    assert "color-scheme: light dark" in text and "@media (prefers-color-scheme: dark)" in text
+
+
+def test_the_sliders_have_every_combination():
+    studies = slider_studies()
+    assert list(studies) == ["kvnand", "instinfer", "training"]
+    for study in studies.values():
+        assert len(study["cells"]) == prod(len(axis["values"]) for axis in study["axes"])
+        assert {len(cell) for cell in study["cells"]} == {len(study["names"])}
+        assert all(0 <= axis["start"] < len(axis["values"]) for axis in study["axes"])
+
+
+def test_a_cell_of_the_sliders_is_a_step():
+    """Axes in order: LLaMA3.1-70B, W4A16, 8 dies, 100,000 tokens."""
+    study = slider_studies()["kvnand"]
+    index = 0
+    for axis, value in zip(study["axes"], ("llama3.1-70b", "w4a16", 8, 100_000), strict=True):
+        index = index * len(axis["values"]) + axis["values"].index(value)
+    cell = dict(zip(study["names"], study["cells"][index], strict=True))
+    seconds = decode_step(Decode("llama3.1-70b", 100_000, "w4a16"), Arrangement("D", 4, 4)).seconds
+    assert cell["D-(4+4)"] == pytest.approx(1e3 * seconds, rel=1e-3)
+    assert cell["Base-1"] is None and cell["C-16"] is None
+
+
 def test_systems_and_assumptions_are_there(text):
     for title, outcomes in compare_systems().items():
         assert title[1:] in text
@@ -87,19 +136,29 @@ def test_systems_and_assumptions_are_there(text):
             assert found.assumptions
 
 
-def test_a_headless_browser_opens_it(tmp_path):
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_headless_browser_opens_it(tmp_path, scheme):
+    """No errors on the console; the sliders stand where the address puts them, and draw."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed: the page was parsed, not rendered")
     file = tmp_path / "report.html"
     write_report(file)
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-               "--enable-logging=stderr", "--v=0", "--dump-dom", file.as_uri()]  # fmt: skip
+               "--enable-logging=stderr", "--v=0", *SCHEMES[scheme], "--dump-dom",
+               f"{file.as_uri()}#kvnand=0,2,1,11&instinfer=6,0"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
     assert "CONSOLE" not in done.stderr
     rendered = Page(done.stdout)
     assert {row["id"] for row in figures()} <= rendered.ids
     assert rendered.tags.count("svg") >= 9
+    sliders = {name: done.stdout[done.stdout.index(f'id="explore-{name}"') :] for name in slider_studies()}
+    best = re.search(r'<tr class="best"><td>([^<]*)</td>', sliders["kvnand"])
+    assert best and best[1] == "D-(4+4)"
+    assert "<output>100,000</output>" in sliders["kvnand"] and "does not fit" in sliders["kvnand"]
+    assert "<output>256</output>" in sliders["instinfer"]
+    assert '<div class="bar"' in sliders["training"]
 
 
 def outcomes():

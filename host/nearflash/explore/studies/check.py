@@ -31,7 +31,8 @@ def _data(name: str) -> dict[str, Any]:
 def conclusions() -> Iterator[dict[str, Any]]:
     """A row for each conclusion of a paper: id, what, verdict ("true" or "disagrees"), our values by label, source.
 
-    A row that disagrees has `reason` and `settle`, what would decide it.
+    A row that disagrees has `reason` and `settle`, what would decide it; `calibrates`: what of the models it decided,
+    so that its truth shows nothing.
     """
     for row in _data("conclusions.toml")["conclusions"]:
         values = {label: measure(each["measure"], each["parameters"]) for label, each in row["values"].items()}
@@ -42,7 +43,7 @@ def conclusions() -> Iterator[dict[str, Any]]:
         yield (
             found
             | (reasons if found["verdict"] == "disagrees" else {})
-            | {key: row[key] for key in ("note",) if key in row}
+            | {key: row[key] for key in ("calibrates", "note") if key in row}
         )
 
 

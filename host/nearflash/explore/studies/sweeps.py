@@ -14,7 +14,8 @@ from nearflash.explore.systems.layered import LayeredHost, Placement, bitmap_fra
 from nearflash.explore.systems.nearflash import sparf_page_step
 from nearflash.explore.systems.smart_infinity import METHODS, Training, training_step
 
-__all__ = ["compare_systems", "endor_rows", "instinfer_rows", "row_of", "smart_infinity_rows"]
+__all__ = ["compare_systems", "endor_rows", "instinfer_rows", "row_of", "run_serving_systems",
+           "smart_infinity_rows"]  # fmt: skip
 
 _SHORT_BLOCK = 256
 """Tokens of an index block in a build for short contexts and many KV heads."""
@@ -45,11 +46,12 @@ def instinfer_rows(batches: Sequence[int], csds: Sequence[int], model: str = "op
     for batch in batches:
         serving = Serving(model, prompt, new, batch)
         for drives in csds:
-            for outcome in _serving_outcomes(serving, drives):
+            for outcome in run_serving_systems(serving, drives):
                 yield row_of(outcome, batch=batch, drives=drives)
 
 
-def _serving_outcomes(serving: Serving, drives: int) -> Iterator[Outcome]:
+def run_serving_systems(serving: Serving, drives: int) -> Iterator[Outcome]:
+    """Every system with so many drives, ours twice: as measured, and with short index blocks."""
     yield flexgen(serving, drives)
     yield flexgen(serving, drives, sparq=True)
     yield instinfer_step(serving, drives)
@@ -94,9 +96,9 @@ def compare_systems() -> dict[str, list[Outcome]]:
     flash = [outcome for outcome in (best(decode, 16, "C"), best(decode, 16, "D")) if outcome is not None]
     return {
         "decode step of 64 sequences, OPT-13B, 1,024 + 1,024 tokens, two drives": [
-            zero_inference(Serving(batch=16)), *_serving_outcomes(serving, 2)],
+            zero_inference(Serving(batch=16)), *run_serving_systems(serving, 2)],
         "decode step of 16 sequences, LLaMA3.1-8B, 16,384 + 1,024 tokens, two drives": [
-            *_serving_outcomes(Serving("llama3.1-8b", 16_384, 1024, 16), 2)],
+            *run_serving_systems(Serving("llama3.1-8b", 16_384, 1024, 16), 2)],
         "training step, GPT-2 8.4B, six drives": [training_step(Training(method=method)) for method in METHODS],
         "one pass, OPT-66B, layers 5/8/51": [
             layer_pass("opt-66b", layers, host),
