@@ -14,11 +14,11 @@ pytest.importorskip("matplotlib", reason="pictures are drawn by matplotlib")
 
 from nearflash.abi.errors import CommandError
 from nearflash.explore.outcome import Outcome
+from nearflash.explore.studies import report
 from nearflash.explore.studies.check import conclusions, figures
 from nearflash.explore.studies.dse import kvnand_grid
 from nearflash.explore.studies.plots import bars, curves, heat_map, save, svg
-from nearflash.explore.studies.report import report_page, write_report
-from nearflash.explore.studies.sliders import slider_studies
+from nearflash.explore.studies.report import report_page
 from nearflash.explore.studies.sweeps import compare_systems, endor_rows, instinfer_rows, smart_infinity_rows
 from nearflash.explore.systems.ifc import Arrangement, Decode
 from nearflash.explore.systems.kvnand import decode_step
@@ -103,12 +103,23 @@ def test_conclusions_come_first_disagreements_second_and_figures_after(text, pag
     assert "decided a term or a constant (given)" in text
 
 
+def test_the_page_is_written_to_a_file(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(report, "report_page", lambda: text)
+    report.write_report(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == text
+
+
 def test_dark_and_light(text):
     assert "color-scheme: light dark" in text and "@media (prefers-color-scheme: dark)" in text
 
 
-def test_the_sliders_have_every_combination():
-    studies = slider_studies()
+@pytest.fixture(scope="module")
+def studies(text):
+    begin = text.index('id="studies">') + len('id="studies">')
+    return json.loads(text[begin : text.index("</script>", begin)])
+
+
+def test_the_sliders_have_every_combination(studies):
     assert list(studies) == ["kvnand", "instinfer", "training"]
     for study in studies.values():
         assert len(study["cells"]) == prod(len(axis["values"]) for axis in study["axes"])
@@ -116,9 +127,9 @@ def test_the_sliders_have_every_combination():
         assert all(0 <= axis["start"] < len(axis["values"]) for axis in study["axes"])
 
 
-def test_a_cell_of_the_sliders_is_a_step():
+def test_a_cell_of_the_sliders_is_a_step(studies):
     """Axes in order: LLaMA3.1-70B, W4A16, 8 dies, 100,000 tokens."""
-    study = slider_studies()["kvnand"]
+    study = studies["kvnand"]
     index = 0
     for axis, value in zip(study["axes"], ("llama3.1-70b", "w4a16", 8, 100_000), strict=True):
         index = index * len(axis["values"]) + axis["values"].index(value)
@@ -138,12 +149,12 @@ def test_systems_and_assumptions_are_there(text):
 
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_headless_browser_opens_it(tmp_path, scheme):
+def test_a_headless_browser_opens_it(tmp_path, scheme, text, studies):
     """No errors on the console; the sliders stand where the address puts them, and draw."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed: the page was parsed, not rendered")
     file = tmp_path / "report.html"
-    write_report(file)
+    file.write_text(text)
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
                "--enable-logging=stderr", "--v=0", *SCHEMES[scheme], "--dump-dom",
                f"{file.as_uri()}#kvnand=0,2,1,11&instinfer=6,0"]  # fmt: skip
@@ -153,7 +164,7 @@ def test_a_headless_browser_opens_it(tmp_path, scheme):
     rendered = Page(done.stdout)
     assert {row["id"] for row in figures()} <= rendered.ids
     assert rendered.tags.count("svg") >= 9
-    sliders = {name: done.stdout[done.stdout.index(f'id="explore-{name}"') :] for name in slider_studies()}
+    sliders = {name: done.stdout[done.stdout.index(f'id="explore-{name}"') :] for name in studies}
     best = re.search(r'<tr class="best"><td>([^<]*)</td>', sliders["kvnand"])
     assert best and best[1] == "D-(4+4)"
     assert "<output>100,000</output>" in sliders["kvnand"] and "does not fit" in sliders["kvnand"]
