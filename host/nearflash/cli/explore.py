@@ -222,7 +222,7 @@ def _draw(arguments: argparse.Namespace, figure: Any) -> None:
 
 
 def _kvnand(arguments: argparse.Namespace) -> int:
-    from nearflash.explore.studies.dse import kvnand_best, kvnand_choice, kvnand_grid
+    from nearflash.explore.studies.dse import kvnand_best, kvnand_choice, kvnand_grid, nearflash_row
     from nearflash.explore.studies.plots import heat_map
     from nearflash.explore.systems.ifc import EVERY_MECHANISM
 
@@ -233,9 +233,11 @@ def _kvnand(arguments: argparse.Namespace) -> int:
     rows = list(kvnand_grid([arguments.model], arguments.context, [arguments.quant], arguments.dies, mechanisms))
     fastest = {(row["context"], row["arrangement"]) for row in kvnand_best(rows).values()}
     marked = [{**row, "best": (row["context"], row["arrangement"]) in fastest} for row in rows]
+    marked += [nearflash_row(arguments.model, context) for context in arguments.context]
     _show(marked, arguments, ("context", "arrangement", "parallel", "fits", "seconds", "tokens_per_second",
-                              "first_token_seconds", "joules_per_token", "flash_usd", "base_1_usd", "years_to_wear",
-                              "base_1_speed_up", "base_2_speed_up", "best"))  # fmt: skip
+                              "first_token_seconds", "joules_per_token", "joules_per_unit", "usd_per_million",
+                              "flash_usd", "base_1_usd", "years_to_wear", "base_1_speed_up", "base_2_speed_up",
+                              "best"))  # fmt: skip
     if arguments.png:
         _draw(arguments, heat_map(rows, f"{arguments.model}, {arguments.quant}, {arguments.dies} dies"))
     return 0

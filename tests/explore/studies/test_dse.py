@@ -5,7 +5,7 @@ import time
 import pytest
 
 from nearflash.abi.errors import PlanError
-from nearflash.explore.studies.dse import engine_builds, kvnand_best, kvnand_choice, kvnand_grid
+from nearflash.explore.studies.dse import engine_builds, kvnand_best, kvnand_choice, kvnand_grid, nearflash_row
 from nearflash.explore.systems.ifc import EVERY_MECHANISM, QUANTS
 from nearflash.explore.systems.nearflash import MeasuredHeads
 from nearflash.explore.tables import read_part
@@ -63,6 +63,15 @@ def test_baselines_stand_beside_every_row():
     assert long["base_2_speed_up"] > short["base_2_speed_up"] > 1
     assert short["first_token_seconds"] > short["seconds"]
     assert short["base_1_usd"] == pytest.approx(8 * 132.75 * 2**30 / 8 / 1e9 * 0.72 + 16 * 4.0)
+
+
+def test_ours_beside_kvnand():
+    """A GPU of 48 GB holds LLaMA3.1-8B in 16 bits, not 70B; the token costs far more than on an edge device."""
+    ours = nearflash_row("llama3.1-8b", 10_000)
+    flash = {row["arrangement"]: row for row in kvnand_grid(["llama3.1-8b"], [10_000], ["w16a16"], 16)}["C-16"]
+    assert ours["fits"] and ours["tokens_per_second"] * ours["seconds"] == pytest.approx(1.0)
+    assert ours["usd_per_million"] > 10 * flash["usd_per_million"]
+    assert nearflash_row("llama3.1-70b", 10_000)["seconds"] is None
 
 
 def test_qkv_are_head_parallel_in_compact_ones_alone():

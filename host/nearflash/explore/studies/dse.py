@@ -9,14 +9,17 @@ import numpy as np
 from nearflash.abi.errors import PlanError
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.ssd import Ssd
+from nearflash.explore.studies.costs import cost_of
 from nearflash.explore.systems.ifc import EVERY_MECHANISM, Arrangement, Decode, Die, Mechanisms
-from nearflash.explore.systems.instinfer import KvShare
+from nearflash.explore.systems.instinfer import KvShare, Serving
 from nearflash.explore.systems.kvnand import best, decode_step, splits
+from nearflash.explore.systems.nearflash import sparf_page_step
 from nearflash.explore.systems.prefill import prefill_step
 from nearflash.explore.tables import read_part
 from nearflash.explore.wear import Price, years
 
-__all__ = ["FpgaBoard", "Synthesis", "engine_builds", "kvnand_best", "kvnand_choice", "kvnand_grid"]
+__all__ = ["FpgaBoard", "Synthesis", "engine_builds", "kvnand_best", "kvnand_choice", "kvnand_grid",
+           "nearflash_row"]  # fmt: skip
 
 _SHORTEST = 128
 _CONTEXT_CYCLES = 2300
@@ -46,6 +49,7 @@ def kvnand_row(
     """One cell: time, energy, price, years of decoding until the KV region is worn, and the baselines beside it.
 
     `seconds` is None where the cell does not fit, a baseline's where that does not. parallel: how C generates QKV.
+    joules_per_token is of moved bits alone, joules_per_unit with the NPU's rated power.
     """
     outcome = decode_step(decode, arrangement, mechanisms)
     parallel = "head" if arrangement.kind == "C" and mechanisms.confined else "tensor"
@@ -56,16 +60,30 @@ def kvnand_row(
         return row | {"seconds": None}
     flash = sum(outcome.capacity_bytes.values())
     written = decode.shape.kv * decode.value_bytes * outcome.rate
-    free = flash - decode.weight_bytes
+    free, cost = flash - decode.weight_bytes, cost_of(outcome)
     return row | {
         "seconds": outcome.seconds,
         "tokens_per_second": outcome.rate,
         "first_token_seconds": prefill_step(decode, arrangement).seconds,
         "joules_per_token": outcome.joules,
+        "joules_per_unit": cost["joules_per_unit"],
+        "usd_per_million": cost["usd_per_million"],
         "flash_usd": read_part(Price, "usual").dollars(flash),
         "years_to_wear": years(written, free, read_part(Die, "kvnand").endurance_count),
         "phases": dict(outcome.phases),
     }
+
+
+def nearflash_row(model: str, context: int, drives: int = 2) -> dict[str, object]:
+    """Ours on the same token: a GPU with the weights in 16 bits, `drives` that attend; joules are of rated power."""
+    found = sparf_page_step(Serving(model, context, 1, 1), drives)
+    row: dict[str, object] = {"model": model, "context": context, "quant": "w16a16", "arrangement": found.system,
+                              "parallel": "head", "fits": found.fits, "seconds": None}  # fmt: skip
+    if not found.fits:
+        return row
+    cost = cost_of(found)
+    return row | {"seconds": found.seconds, "tokens_per_second": found.rate, "joules_per_unit": cost["joules_per_unit"],
+                  "usd_per_million": cost["usd_per_million"], "phases": dict(found.phases)}  # fmt: skip
 
 
 def _beside(outcome: Outcome, bases: Sequence[Outcome]) -> dict[str, object]:
