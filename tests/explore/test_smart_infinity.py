@@ -110,6 +110,30 @@ def test_a_congested_link_slows_the_passes():
     assert congested.phases["state read"] == clear.phases["state read"]
 
 
+def test_parameters_on_the_drives_pass_the_switch():
+    """Both passes read 2 bytes a parameter; the update writes them, and sends nothing up."""
+    host, drives = (step(model="gpt2-4.0b", gpu="a100", drives=10, method="SU+O", parameters=place)
+                    for place in ("host", "drives"))  # fmt: skip
+    assert drives.phases["forward"] == pytest.approx(8e9 / (15.75e9 * 0.838))
+    assert drives.phases["forward"] > 2 * host.phases["forward"]
+    assert drives.phases["parameters up"] == 0
+    assert drives.phases["state write"] == pytest.approx(14 / 12 * host.phases["state write"])
+    assert drives.traffic_bytes["shared link"] == host.traffic_bytes["shared link"]
+
+
+def test_the_published_gains_need_parameters_in_host_memory():
+    """SU loses a little with one drive, gains 1.24 at most with six; with parameters on the drives it does neither."""
+    one, six = (speed_up(Training(method="SU", drives=drives, parameters="drives")) for drives in (1, 6))
+    assert one > 1 and six > 1.24
+
+
+def test_a_drive_reads_parameters_or_writes_gradients():
+    """One drive: backward reads 8 GB and writes 16 GB, less the last bucket, one after the other."""
+    found = step(model="gpt2-4.0b", drives=1, parameters="drives")
+    seconds = 8e9 / 3.3e9 + 14e9 / 2.85e9
+    assert found.phases["backward"] + found.phases["gradient offload"] == pytest.approx(seconds + 2e9 / 2.85e9)
+
+
 def test_bytes_over_the_shared_link():
     """training.md: states and gradients each way, against parameters up and gradients down."""
     each = {method: step(method=method).traffic_bytes["shared link"] / 8.4e9 for method in METHODS}
@@ -132,6 +156,7 @@ def test_what_drives_hold():
         ({"drives": 0}, "drives, batch and sequence must be 1 at least, not 0, 4, 1024"),
         ({"batch": -4}, "drives, batch and sequence must be 1 at least"),
         ({"keep": 0.0}, "keep must be above 0 and 1 at most, not 0.0"),
+        ({"parameters": "disk"}, "parameters must be host or drives, not 'disk'"),
         ({"keep": 1.5}, "keep must be above 0 and 1 at most, not 1.5"),
     ],
 )

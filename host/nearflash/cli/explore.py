@@ -146,6 +146,8 @@ def _add_training(actions: Any) -> None:
     add("--optimizer", default="adam", help="A row of optimizer.toml.")
     add("--keep", type=float, default=0.01, metavar="F", help="Share of gradients that SU+O+C keeps.")
     add("--congested", action="store_true", help="The GPU sits behind the drives' link too.")
+    add("--parameters", choices=("host", "drives"), default="host",
+        help="Where fp16 parameters lie between steps (default: %(default)s).")  # fmt: skip
 
 
 def _add_endor(actions: Any) -> None:
@@ -273,7 +275,7 @@ def _training(arguments: argparse.Namespace) -> int:
 
     rows = _show(
         smart_infinity_rows(arguments.model or [], arguments.csds, arguments.gpu, arguments.optimizer, arguments.keep,
-                            arguments.congested),
+                            arguments.congested, arguments.parameters),
         arguments, ("model", "drives", "method", "seconds", "speed_up", *_COST, "fits"))  # fmt: skip
     if arguments.png:
         model = rows[-1]["model"]

@@ -62,12 +62,13 @@ def run_serving_systems(serving: Serving, drives: int) -> Iterator[Outcome]:
 
 def smart_infinity_rows(
     models: Sequence[str], csds: Sequence[int], gpu: str = "a5000", optimizer: str = "adam", keep: float = 0.01,
-    congested: bool = False,
+    congested: bool = False, parameters: str = "host",
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """A training step of every method by model and drives, with its speed-up over ZeRO-Infinity on as many drives."""
     for model in models or list_trained():
         for drives in csds:
-            steps = [training_step(Training(model, method, drives, gpu, optimizer, keep, congested=congested))
+            steps = [training_step(Training(model, method, drives, gpu, optimizer, keep, congested=congested,
+                                            parameters=parameters))
                      for method in METHODS]  # fmt: skip
             for method, outcome in zip(METHODS, steps, strict=True):
                 yield row_of(outcome, method=method, drives=drives, gpu=gpu, optimizer=optimizer,

@@ -16,7 +16,7 @@ What nothing overlaps: the first parameters of forward, the last gradients of ba
 Source: Smart-Infinity (HPCA'24); training.md; the papers' mechanisms of explore.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nearflash.abi.errors import PlanError
@@ -75,7 +75,8 @@ class OptimizerBytes:
 class Training:
     """A training step. congested: the GPU sits behind the drives' link too. keep: of gradients, for C.
 
-    Raises PlanError for another method, counts below 1, or a share outside (0, 1].
+    parameters: where the fp16 copy lies between steps, in host memory, or on the drives, whose link both passes read it
+    over then. Raises PlanError for another method or place, counts below 1, or a share outside (0, 1].
     """
 
     model: str = "gpt2-8.4b"
@@ -87,8 +88,11 @@ class Training:
     batch: int = 4
     sequence: int = 1024
     congested: bool = False
+    parameters: str = "host"
 
     def __post_init__(self) -> None:
+        if self.parameters not in ("host", "drives"):
+            raise PlanError(f"parameters must be host or drives, not {self.parameters!r}")
         if self.method not in METHODS:
             raise PlanError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         if min(self.drives, self.batch, self.sequence) < 1:
@@ -128,7 +132,7 @@ def training_step(training: Training) -> Outcome:
     parameters = find_trained(training.model).parameters_count
     phases, hidden = _passes(training, parts, parameters)
     read = _MASTER + _GRADIENT + state.state_bytes_per_param
-    written = _MASTER + state.state_bytes_per_param
+    written = _MASTER + state.state_bytes_per_param + (2 if training.parameters == "drives" else 0)
     update, update_hidden = _UPDATES[training.method](training, parts, parameters, read, written, state)
     held = (written + _GRADIENT) * parameters
     link = _link_bytes(training, parameters, read, written)
@@ -161,16 +165,16 @@ def _passes(training: Training, parts: _Machine, parameters: float) -> tuple[dic
     rate = raid0_rate(parts.drive.write_bytes_per_s, training.drives, parts.shared)
     offload = _gradient_bytes(training) * parameters / rate
     last = offload * min(1.0, parts.buckets.reduce_params_count / parameters)
-    first = parts.host.seconds(2 * min(parameters, parts.buckets.prefetch_params_count))
+    load, drive_load = _load_seconds(training, parts, parameters)
+    first = min(1.0, parts.buckets.prefetch_params_count / parameters) * (stream + load)
     computing = _BACKWARD_PASSES * forward_s
     before_last = offload - last
-    backward = max(
-        computing, stream, shared + before_last + (2 * parameters / parts.shared.bytes_per_s if shared else 0.0)
-    )
+    writing = before_last * rate / (training.drives * parts.drive.write_bytes_per_s)
+    backward = max(computing, stream, 2 * shared + before_last, shared + load, drive_load + writing)
     return (
         {
             "first parameters": first,
-            "forward": max(forward_s, stream, shared),
+            "forward": max(forward_s, stream, shared + load),
             "backward": computing,
             "gradient offload": backward - computing + last,
         },
@@ -178,11 +182,27 @@ def _passes(training: Training, parts: _Machine, parameters: float) -> tuple[dic
     )
 
 
+def _load_seconds(training: Training, parts: _Machine, parameters: float) -> tuple[float, float]:
+    """Seconds of fp16 parameters from the drives in one pass: over the link they share, and of the drives alone."""
+    if training.parameters == "host":
+        return 0.0, 0.0
+    alone = training.drives * parts.drive.read_bytes_per_s
+    rate = raid0_rate(parts.drive.read_bytes_per_s, training.drives, parts.shared)
+    return 2 * parameters / rate, 2 * parameters / alone
+
+
+def _up_seconds(training: Training, parts: _Machine, moved: float) -> float:
+    """Seconds of updated parameters on their way to host memory, where that is their place."""
+    rate = raid0_rate(parts.drive.read_bytes_per_s, training.drives, parts.shared)
+    return moved / rate if training.parameters == "host" else 0.0
+
+
 def _link_bytes(training: Training, parameters: float, read: float, written: float) -> float:
-    sent = _gradient_bytes(training)
+    sent = _gradient_bytes(training) + (4 if training.parameters == "drives" else 0)
     if training.method in ("ZeRO-Infinity", "software-only"):
-        return (sent + read + written - (0 if sent else _GRADIENT)) * parameters
-    return (sent + (2 if training.method == "nearflash" else _MASTER)) * parameters
+        return (sent + read + written - (0 if _gradient_bytes(training) else _GRADIENT)) * parameters
+    up = 2 if training.method == "nearflash" else _MASTER
+    return (sent + (up if training.parameters == "host" else 0)) * parameters
 
 
 def _host_update(training: Training, parts: _Machine, parameters: float, read: float, written: float,
@@ -212,7 +232,7 @@ def _near_update(training: Training, parts: _Machine, parameters: float, read: f
     reading = taken * mine / drive.read_bytes_per_s
     kernel = read * mine / drive.updater_bytes_per_s
     writing = written * mine / drive.write_bytes_per_s
-    up = _MASTER * parameters / raid0_rate(drive.read_bytes_per_s, training.drives, parts.shared)
+    up = _up_seconds(training, parts, _MASTER * parameters)
     # The kernel works on one subgroup while the next is read; of the last one nothing else is left to do.
     last = min(1.0, drive.subgroup_params_count / mine)
     behind = kernel * last + max(0.0, (kernel - reading) * (1 - last))
@@ -232,7 +252,7 @@ def _overlap_update(training: Training, parts: _Machine, parameters: float, read
         "state read": (read - _GRADIENT) * mine / drive.read_bytes_per_s,
         "update": (read + written) * mine / drive.dram_bytes_per_s,
         "state write": written * mine / drive.write_bytes_per_s,
-        "parameters up": 2 * parameters / raid0_rate(drive.read_bytes_per_s, training.drives, parts.shared),
+        "parameters up": _up_seconds(training, parts, 2 * parameters),
     }
     longest = max(parts_s, key=parts_s.__getitem__)
     return {longest: parts_s.pop(longest)}, parts_s
@@ -250,6 +270,4 @@ _UPDATES = {
 
 def speed_up(training: Training) -> float:
     """Over ZeRO-Infinity on as many drives."""
-    base = Training(training.model, "ZeRO-Infinity", training.drives, training.gpu, training.optimizer,
-                    training.keep, training.batch, training.sequence, training.congested)  # fmt: skip
-    return training_step(base).seconds / training_step(training).seconds
+    return training_step(replace(training, method="ZeRO-Infinity")).seconds / training_step(training).seconds
