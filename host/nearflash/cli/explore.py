@@ -235,7 +235,7 @@ def _kvnand(arguments: argparse.Namespace) -> int:
     rows = list(kvnand_grid([arguments.model], arguments.context, [arguments.quant], arguments.dies, mechanisms))
     fastest = {(row["context"], row["arrangement"]) for row in kvnand_best(rows).values()}
     marked = [{**row, "best": (row["context"], row["arrangement"]) in fastest} for row in rows]
-    marked += [nearflash_row(arguments.model, context) for context in arguments.context]
+    marked += [{**nearflash_row(arguments.model, context), "best": False} for context in arguments.context]
     _show(marked, arguments, ("context", "arrangement", "parallel", "fits", "seconds", "tokens_per_second",
                               "first_token_seconds", "joules_per_token", "joules_per_unit", "usd_per_million",
                               "flash_usd", "base_1_usd", "years_to_wear", "base_1_speed_up", "base_2_speed_up",

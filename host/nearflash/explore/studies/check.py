@@ -36,7 +36,7 @@ def conclusions() -> Iterator[dict[str, Any]]:
     """
     for row in _data("conclusions.toml")["conclusions"]:
         values = {label: measure(each["measure"], each["parameters"]) for label, each in row["values"].items()}
-        found = {"id": row["id"], "system": row["system"], "what": row["what"],
+        found = {"id": row["id"], "kind": "conclusion", "system": row["system"], "what": row["what"],
                  "verdict": "true" if _holds(row, list(values.values())) else "disagrees", "values": values,
                  "unit": row["unit"], "source": row["source"]}  # fmt: skip
         reasons = {"reason": row.get("disagrees", ""), "settle": row.get("settle", "")}
@@ -63,9 +63,9 @@ def figures() -> Iterator[dict[str, Any]]:
     """A row for each published figure: id, value, unit, published, error (a fraction of published), source."""
     for row in _data("published.toml")["figures"]:
         value = measure(row["measure"], row["parameters"])
-        figure = {"id": row["id"], "system": row["system"], "what": row["what"], "value": value, "unit": row["unit"],
-                 "published": row["published"], "error": value / row["published"] - 1, "error_of": "published",
-                 "source": row["source"]}  # fmt: skip
+        figure = {"id": row["id"], "kind": "figure", "system": row["system"], "what": row["what"], "value": value,
+                  "unit": row["unit"], "published": row["published"], "error": value / row["published"] - 1,
+                  "error_of": "published", "source": row["source"]}  # fmt: skip
         yield figure | {key: row[key] for key in ("calibrates", "explained") if key in row}
 
 
