@@ -351,7 +351,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.blind is not None:
         _show(predictions(arguments.blind), arguments)
         return 0
-    found = _show(conclusions(), arguments, ("id", "what", "verdict"))
+    found = _show(conclusions(), arguments, ("id", "what", "verdict", "calibrates"))
     if not arguments.json:
         disagreeing = [row for row in found if row["verdict"] != "true"]
         print("".join(f"\n{row['id']}: {row['reason']}; to settle it: {row['settle']}" for row in disagreeing) + "\n")
