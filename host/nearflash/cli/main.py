@@ -37,7 +37,7 @@ GROUPS = {
         "compress": "Prune or quantise a model's weights and write them compressed.",
         "preflight": "Check whether optimizer state fits a drive, how fast it is, and how long it lasts.",
         "state": "Show, verify, copy or convert the state files of an optimizer.",
-        "kv": "Show or verify the file of a KV cache.",
+        "kv": "Show or verify the files of a KV cache, or of a KV tier.",
         "doctor": "List what of this machine is in the way, with remedies.",
         "devices": "List devices and whether they open here.",
         "demo": "Fine-tune a small model through the simulated gateware and check every word.",

@@ -91,14 +91,3 @@ def test_blocks_of_an_older_generation_do_not_come_back(path):
         image[at + 512 : at + LAYOUT.segment_bytes] = before[at + 512 : at + LAYOUT.segment_bytes]
         path.write_bytes(image)
     assert old and served(path) == []
-
-
-def test_damaged_blocks_are_named(path):
-    with BlockFile.open_existing(path, direct=False) as blocks:
-        slot = blocks.index.blocks_of(1)[3]
-        key = blocks.index.key(slot)
-    image = bytearray(path.read_bytes())
-    image[LAYOUT.slot_at(slot) + 7] ^= 1
-    path.write_bytes(image)
-    with BlockFile.open_existing(path, direct=False) as blocks:
-        assert list(blocks.find_damaged()) == [f"block {key.hex()}: slot {slot}, offset {LAYOUT.slot_at(slot)}"]

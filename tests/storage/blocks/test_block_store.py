@@ -138,7 +138,7 @@ def test_another_block_size_namespace_version_or_user_is_refused(tmp_path):
             BlockStore(path, CAPACITY, size, namespace, direct=False)
     with open_store(path) as store:
         assert found(store, [1]) == [1]
-    path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":2', 1))
+    path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":3', 1))
     with pytest.raises(StateError, match="superblock"):
         open_store(path)
     (tmp_path / "other").write_bytes(b"mine" * 4096)

@@ -1,5 +1,6 @@
 """`nearflash kv verify`: what a file holds, also where its user was killed in the middle."""
 
+import json
 import os
 import re
 import signal
@@ -56,6 +57,13 @@ def test_a_whole_file(filled, capsys):
         "sequence 1: 0 tokens valid in every layer and head, up to 96 in some",
         f"{filled}: {programmed} pages valid, {15 * 256 - programmed} erased, 0 torn",
     ]
+    assert main(["kv", "verify", "--json", str(filled)]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "path": str(filled), "kind": "flash", "valid": programmed, "erased": 15 * 256 - programmed, "torn": [],
+        "sequences": {"0": 192, "1": 0},
+    }  # fmt: skip
+    assert main(["kv", "status", "--json", str(filled)]) == 0
+    assert json.loads(capsys.readouterr().out)["programmed"] == programmed
     assert main(["kv", "verify", "--heads", str(filled)]) == 0
     heads = capsys.readouterr().out.splitlines()[2:-1]
     assert len(heads) == 9 and heads[5] == "sequence 0, layer 1, head 2: 192 tokens valid, 192 indexed"

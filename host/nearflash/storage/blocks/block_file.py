@@ -2,9 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Self
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.storage.blocks.index import BlockIndex
 from nearflash.storage.blocks.layout import BlockLabel, BlockLayout, read_label
-from nearflash.storage.blocks.record import Records, block_checksums
+from nearflash.storage.blocks.record import Records, Zone, block_checksums
 from nearflash.storage.blocks.segment_log import Put, SegmentLog
 from nearflash.storage.blocks.statistics import BlockStatistics
 from nearflash.storage.blocks.transfer import BlockTransfer
@@ -25,12 +25,12 @@ from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.support.files import give_name
 from nearflash.support.threads import CallingThread, map_all
 
-__all__ = ["BlockFile", "Get", "create_file"]
+__all__ = ["RUN_BYTES", "BlockFile", "Get", "create_file"]
 
 Bytes = NDArray[np.uint8]
 Get = tuple[int, bytes, Bytes]
 """A block to read: which one of its transfer it is, its key, and the memory that it fills."""
-_RUN_BYTES = 8 << 20
+RUN_BYTES = 8 << 20
 """Most of one read."""
 _THREADS = 4
 """Reads in flight."""
@@ -74,16 +74,20 @@ class BlockFile:
 
     @classmethod
     def open_existing(
-        cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None, threads: int = _THREADS
-    ) -> Self:
+        cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None, threads: int = _THREADS,
+        writable: bool = True,
+    ) -> Self:  # fmt: skip
         """A file as it was left, whatever it has blocks of; threads: reads in flight, 0: the caller's thread reads.
 
-        Raises StateError; changes nothing.
+        writable=False: without the lock, also while another process writes it. Raises StateError; changes nothing.
         """
-        file = DirectFile.open(path, direct=direct, backend=backend)
+        open_file = DirectFile.open if writable else DirectFile.open_to_read
+        file = open_file(path, direct=direct, backend=backend)
         try:
             opened = cls(file, read_label(file), threads)
             opened._recover()
+            if writable:
+                file.flush()  # a killed writer's records may be in a cache only; a put of their keys writes nothing
         except BaseException:
             file.close()
             raise
@@ -107,6 +111,18 @@ class BlockFile:
                                   pinned=len(self.index.pins), erases=int(self._log.erases.sum()))  # fmt: skip
             return self.counts + now
 
+    @property
+    def life(self) -> BlockStatistics:
+        """Counts since the file was made. Of processes before this one, what they wrote beside blocks after their last
+        erase is left out."""
+        with self.lock:
+            return replace(self._log.life, blocks=len(self.index), erases=int(self._log.erases.sum()))
+
+    @property
+    def erases(self) -> NDArray[np.int64]:
+        """Erases of each segment since the file was made, (segments,)."""
+        return self._log.erases
+
     def close(self) -> None:
         """Wait for what is in flight, and close the file; it may be called twice."""
         self._pool.shutdown()
@@ -128,7 +144,7 @@ class BlockFile:
             found = sorted((slot, *block) for slot, block in zip(slots, blocks, strict=True) if slot is not None)
             records = self.index.records[[slot for slot, *_ in found]]
             self.counts.misses += len(blocks) - len(found)
-        most = max(min(_RUN_BYTES // self.layout.slot_bytes, -(-len(found) // _THREADS)), 1)
+        most = max(min(RUN_BYTES // self.layout.slot_bytes, -(-len(found) // _THREADS)), 1)
         for part in (slice(start, start + most) for start in range(0, len(found), most)):
             self._pool.submit(self._read, transfer, found[part], records[part])
         for (number, _, _), slot in zip(blocks, slots, strict=True):
@@ -148,20 +164,26 @@ class BlockFile:
                 self.index.clear()
             return 0
 
-    def find_damaged(self) -> Iterator[str]:
-        """Read every block; those that are not what their records state, in words."""
-        for segment in range(self.layout.segments):
-            for slot in self.index.blocks_of(segment):
-                rows, records = reuse_buffer(self.layout.slot_bytes)[None], self.index.records[slot : slot + 1]
-                loaded = self._load([slot], rows)
-                if not loaded[0] or block_checksums(records, rows) != records["data_crc"].tolist():
-                    yield f"block {self.index.key(slot).hex()}: slot {slot}, offset {self.layout.slot_at(slot)}"
+    def read_zone(self, segment: int) -> Zone:
+        """A segment's records as they are in the file. Raises StateError."""
+        zone = self._log.new_zone(segment)
+        self._file.read(self.layout.zone_at(segment), zone.memory)
+        return zone
+
+    def load(self, slots: Sequence[int], rows: Bytes) -> list[bool]:
+        """Fill a row from each slot, rising; which were read."""
+        try:
+            self._load_all(np.array(slots, np.int64), rows)
+            return [True] * len(slots)
+        except StateError as error:
+            _log.warning("%s", error)
+            return [len(slots) > 1 and self.load([slot], rows[n : n + 1])[0] for n, slot in enumerate(slots)]
 
     # Parts
 
     def _read(self, transfer: BlockTransfer, blocks: Sequence[tuple[int, int, bytes, Bytes]], records: Records) -> None:
         rows = reuse_buffer(len(blocks) * self.layout.slot_bytes).reshape(len(blocks), -1)
-        loaded = self._load([slot for slot, *_ in blocks], rows)
+        loaded = self.load([slot for slot, *_ in blocks], rows)
         good = np.array(block_checksums(records, rows)) == records["data_crc"]
         for row, (slot, number, key, target) in enumerate(blocks):
             length = int(records["length"][row])
@@ -171,15 +193,6 @@ class BlockFile:
                     target[:] = rows[row, :length]
             self._count(slot, key, loaded=loaded[row], good=bool(good[row]), served=served)
             transfer.settle(number, served, length)
-
-    def _load(self, slots: Sequence[int], rows: Bytes) -> list[bool]:
-        """Fill a row from each slot, rising; which were read."""
-        try:
-            self._load_all(np.array(slots, np.int64), rows)
-            return [True] * len(slots)
-        except StateError as error:
-            _log.warning("%s", error)
-            return [len(slots) > 1 and self._load([slot], rows[n : n + 1])[0] for n, slot in enumerate(slots)]
 
     def _load_all(self, slots: NDArray[np.int64], rows: Bytes) -> None:
         starts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
@@ -212,10 +225,10 @@ class BlockFile:
     def _recover(self) -> None:
         """Have the index state what the records of each segment's generation do."""
         found = map_all(self._pool, self._recover_segment, range(self.layout.segments))
-        self._file.flush()  # a killed writer's records may be in a cache only, and a put of their keys writes nothing
         slots = np.concatenate([part.slots for part in found])
         order = np.argsort(self.index.records["sequence"][slots])
         self.index.load(slots[order])
+        self._log.before = self._life_of(max(found, key=lambda part: part.generation), self.index.records[slots])
         last = self._log.read_zone(int(slots[order[-1]]) // self.layout.segment_slots if len(slots) else 0)
         self._log.resume(max(part.sequence for part in found), last)
 
@@ -227,7 +240,14 @@ class BlockFile:
         sequences = [generation, *records["sequence"][places].tolist(), *records["generation"][places].tolist()]
         live = places[(records["generation"][places] == generation) & (records["length"][places] > 0)]
         self.index.records[first + live] = records[live]
-        return _Recovered(first + live, max(sequences))
+        return _Recovered(first + live, max(sequences), generation, zone.life)
+
+    def _life_of(self, newest: "_Recovered", records: Records) -> BlockStatistics:
+        """Counts as of the newest erase, and the blocks that were written after it."""
+        since = records[records["sequence"] > newest.generation]
+        written = BlockStatistics(stored=len(since), put_bytes=int(since["length"].sum()),
+                                  written_bytes=len(since) * self.layout.slot_bytes)  # fmt: skip
+        return BlockStatistics(**newest.life) + written
 
 
 @dataclass(frozen=True)
@@ -236,6 +256,8 @@ class _Recovered:
 
     slots: NDArray[np.intp]
     sequence: int
+    generation: int
+    life: dict[str, int]
 
 
 def _threads(threads: int, name: str) -> Executor:

@@ -95,6 +95,11 @@ class BlockIndex:
         """Keys of all blocks."""
         return list(self._slots)
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return int(self.records["length"][self._is_live].sum(dtype=np.int64))
+
     def length(self, key: bytes) -> int:
         """Bytes of a block; 0 where there is none."""
         slot = self._slots.get(key)

@@ -20,7 +20,7 @@ from nearflash.support.tables import check_fields
 
 __all__ = ["BLOCKS_VERSION", "KIND", "BlockLabel", "BlockLayout", "read_label"]
 
-BLOCKS_VERSION = 1
+BLOCKS_VERSION = 2
 """Raised whenever the file's layout changes meaning; other versions are rejected."""
 KIND = "blocks"
 """Of the sealed superblock."""

@@ -11,7 +11,7 @@ generation, and SHA-256 of namespace and salt.
 Source: RFC 3720, 12.1 (CRC32C).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +21,20 @@ from numpy.typing import NDArray
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 
-__all__ = ["HEADER_BYTES", "KEY_BYTES", "RECORD", "Zone", "block_checksums"]
+__all__ = ["HEADER_BYTES", "KEY_BYTES", "LIFE", "RECORD", "Zone", "block_checksums"]
 
 KEY_BYTES = 48
 """Of the longest key: a hash of 32 bytes, and which of a model's KV groups it is of."""
 HEADER_BYTES = 512
+LIFE = ("stored", "put_bytes", "written_bytes", "evicted", "moved")
+"""Counts since the file was made, as BlockStatistics has them, which each header states as of its erase."""
 _PLACE: list[Any] = [("key", "u1", KEY_BYTES), ("identity", "u1", 32), ("key_bytes", "<u4"), ("length", "<u4"),
                      ("segment", "<u4"), ("slot", "<u4"), ("generation", "<u8")]  # fmt: skip
 RECORD = np.dtype([*_PLACE, ("sequence", "<u8"), ("data_crc", "<u4"), ("padding", "u1", 8), ("crc", "<u4")])
 """128 bytes; sequence: rises with every block that is written, so of two with one key the newer one counts."""
 _IDENTITY_BYTES = np.dtype(_PLACE).itemsize
 _HEADER = np.dtype([("magic", "S8"), ("identity", "u1", 32), ("segment", "<u8"), ("generation", "<u8"),
-                    ("erases", "<u8"), ("crc", "<u4")])  # fmt: skip
+                    ("erases", "<u8"), *((name, "<u8") for name in LIFE), ("crc", "<u4")])  # fmt: skip
 _MAGIC = b"nfblocks"
 _CRC_BYTES = 4
 
@@ -76,12 +78,19 @@ class Zone:
         """Erases of the segment, as its header counts them."""
         return int(self._header["erases"][0]) if self.generation else 0
 
-    def erase(self, generation: int, erases: int) -> None:
+    @property
+    def life(self) -> dict[str, int]:
+        """The counts of LIFE, as the header states them; none where it is not whole."""
+        return {name: int(self._header[name][0]) for name in LIFE} if self.generation else {}
+
+    def erase(self, generation: int, erases: int, life: Mapping[str, int]) -> None:
         """Begin a new generation, without records."""
         self.memory[:] = 0
         header = self._header
         header["magic"], header["segment"], header["generation"] = _MAGIC, self.segment, generation
         header["erases"] = erases
+        for name, count in life.items():
+            header[name] = count
         header["identity"] = np.frombuffer(self.identity, np.uint8)
         header["crc"] = crc32c(self.memory[: _HEADER.itemsize - _CRC_BYTES])
 
@@ -103,6 +112,13 @@ class Zone:
         good = [crc32c(raw[row, :-_CRC_BYTES]) == crc for row, crc in zip(found, records["crc"][found], strict=True)]
         valid: NDArray[np.intp] = found[np.array(good, bool)]
         return valid
+
+    def find_damaged(self) -> NDArray[np.intp]:
+        """Slots whose record is neither empty nor whole; all of them where the header is not."""
+        filled = self.records.view(np.uint8).reshape(self.slots, RECORD.itemsize).any(axis=1)
+        if not self.generation and self.memory[:HEADER_BYTES].any():
+            return np.arange(self.slots)
+        return np.setdiff1d(np.flatnonzero(filled), self.valid())
 
     def span(self, first: int, end: int) -> slice:
         """The part of `memory`, in whole 4,096-byte blocks, with the records of slots `first` to `end` - 1."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import StateError
 from nearflash.storage.blocks.index import BlockIndex
 from nearflash.storage.blocks.layout import BlockLabel
-from nearflash.storage.blocks.record import KEY_BYTES, RECORD, Records, Zone, block_checksums
+from nearflash.storage.blocks.record import KEY_BYTES, LIFE, RECORD, Records, Zone, block_checksums
 from nearflash.storage.blocks.statistics import BlockStatistics
 from nearflash.storage.blocks.transfer import BlockTransfer
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
@@ -52,8 +52,10 @@ class SegmentLog:
         """Of segments that are ready to be filled."""
         self._free: list[int] = []
         """Segments without blocks, which are erased first."""
-        self._unpublished: set[int] = set()
-        """Segments with blocks that are not in the index yet."""
+        self._staged: list[Records] = []
+        """Of blocks that are not in the index yet."""
+        self.before = BlockStatistics()
+        """Counts of the file's life before it was opened."""
         self._jobs: list[Future[None]] = []
         """Writes of blocks that have no record yet."""
         self.resume(0, self.new_zone(0))
@@ -77,6 +79,13 @@ class SegmentLog:
         self._recorded = self._filled
         self._free = [free for free in self._index.free_segments() if not begun or free != last.segment]
 
+    @property
+    def life(self) -> BlockStatistics:
+        """Counts since the file was made, blocks that are being written among them."""
+        put_bytes = sum(int(records["length"].sum()) for records in self._staged)
+        staged = BlockStatistics(stored=sum(map(len, self._staged)), put_bytes=put_bytes)
+        return self.before + self._counts + staged
+
     def close(self) -> None:
         """Wait for what is in flight."""
         self._pool.shutdown()
@@ -87,7 +96,6 @@ class SegmentLog:
         Returns how many of the first of them are durable, and in the index: fewer where pinned blocks leave no room.
         Raises StateError where the drive fails.
         """
-        staged: list[Records] = []
         most, done = max(_RUN_BYTES // self.layout.slot_bytes, 1), 0
         try:
             while done < len(blocks) and (room := self._take_room()):
@@ -95,13 +103,13 @@ class SegmentLog:
                 memory, records = self._stage(part)
                 if len(records):
                     self._jobs.append(self._pool.submit(self._file.write, self._append(records), memory))
-                    staged.append(records)
+                    self._staged.append(records)
                 done += len(part)
             self._flush()
         finally:
             wait(self._jobs)
             self._jobs.clear()
-            self._unpublished.clear()
+            staged, self._staged = self._staged, []
         self._publish(itertools.chain(*staged))
         return done
 
@@ -140,7 +148,6 @@ class SegmentLog:
         self._zone.put(self._filled, records)
         offset = self.layout.slot_at(self.layout.slot_of(records[0]))
         self._filled, self._sequence = self._filled + len(records), self._sequence + len(records)
-        self._unpublished.add(self._zone.segment)
         self._counts.written_bytes += len(records) * self.layout.slot_bytes
         return offset
 
@@ -168,7 +175,8 @@ class SegmentLog:
     def _reclaim(self) -> bool:
         """Erase a segment, its blocks that are worth it moved before; False where pinned blocks leave none."""
         room = self.layout.segment_slots - self._filled
-        taken = [self._zone.segment, *self._free, *self._unpublished, *(zone.segment for zone in self._erased)]
+        unpublished = (int(records["segment"][0]) for records in self._staged)
+        taken = [self._zone.segment, *self._free, *unpublished, *(zone.segment for zone in self._erased)]
         with self._lock:
             victim = self._index.victim(taken, room)
             if victim is None:
@@ -207,10 +215,10 @@ class SegmentLog:
         zone = self.new_zone(segment)
         self._sequence += 1
         self.erases[segment] += 1
-        zone.erase(self._sequence, int(self.erases[segment]))
+        self._counts.written_bytes += zone.memory.nbytes
+        zone.erase(self._sequence, int(self.erases[segment]), {name: getattr(self.life, name) for name in LIFE})
         self._file.write(self.layout.zone_at(segment), zone.memory)
         self._file.flush()
-        self._counts.written_bytes += zone.memory.nbytes
         return zone
 
     def _flush(self) -> None:

@@ -44,13 +44,15 @@ class DirectFile:
     `direct=False` goes through the page cache: for file systems without O_DIRECT. There is no silent fallback.
     """
 
-    def __init__(self, path: Path, flags: int, direct: bool, backend: IoBackend | None) -> None:
+    def __init__(
+        self, path: Path, flags: int, direct: bool, backend: IoBackend | None, access: int = os.O_RDWR
+    ) -> None:
         self.path, self.direct = path, direct
         self.backend = backend or PositionalBackend()
         if path.is_block_device():
             flags = os.O_EXCL  # which Linux refuses where the device, or a part of it, is mounted
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags | (os.O_DIRECT if direct else 0), 0o600)
+            self._fd = os.open(path, access | os.O_CLOEXEC | flags | (os.O_DIRECT if direct else 0), 0o600)
         except FileExistsError:
             raise
         except OSError as error:
@@ -108,6 +110,16 @@ class DirectFile:
                 file._check_kind()
                 return file
         raise _name_error(path)
+
+    @classmethod
+    def open_to_read(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
+        """An existing file without its lock, also while another process writes it; nothing can be written by it.
+
+        Raises StateError.
+        """
+        file = cls(path, os.O_NONBLOCK, direct, backend, os.O_RDONLY)  # a pipe without writer would be waited for
+        file._check_kind()
+        return file
 
     def _take_lock(self) -> bool:
         """Take the lock; False, and closed, where the path is another file's by now. Raises StateError, closed, too."""

@@ -7,6 +7,7 @@ over the JSON; a block of zeros only has never been written.
 import json
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
 
-__all__ = ["crc32", "is_erased", "is_sealed", "read_superblock", "seal", "unseal"]
+__all__ = ["crc32", "is_erased", "is_sealed", "read_kind", "read_superblock", "seal", "unseal"]
 
 _MAGIC = b"nearflash."
+_HEAD_BYTES = 64
+"""Of the line of magic, at most."""
 
 
 def crc32(data: NDArray[np.uint8] | bytes) -> int:
@@ -63,6 +66,19 @@ def unseal(kind: str, block: NDArray[np.uint8]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         pass
     raise StateError(f"{kind} block must carry a valid checksum, not {head[:40]!r}; it is damaged")
+
+
+def read_kind(path: Path) -> str:
+    """The kind of sealed block that a file begins with; empty for another one, or none that can be read."""
+    if not path.is_file():
+        return ""
+    try:
+        with path.open("rb") as file:
+            head, _, _ = file.read(_HEAD_BYTES).partition(b"\n")
+    except OSError:
+        return ""
+    word = head.partition(b" ")[0].decode("ascii", "replace")
+    return word.removeprefix(_MAGIC.decode()) if word.startswith(_MAGIC.decode()) else ""
 
 
 def read_superblock(file: DirectFile, kind: str, version: int, of: str) -> dict[str, Any]:

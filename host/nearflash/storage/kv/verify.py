@@ -58,6 +58,10 @@ class Verification:
             missing = len(tokens) < self.shape.layers * self.shape.kv_heads
             yield sequence, 0 if missing else min(tokens), max(tokens)
 
+    def tokens(self) -> dict[int, int]:
+        """Tokens of each sequence that are valid in all of its heads."""
+        return {number: least for number, least, _ in self.sequences()} if self.kept is None else self.kept
+
 
 def verify(path: Path, **options: Any) -> Verification:
     """Read every page of a KV store's file; `options` are FileFlash.open's. Raises StateError, also while in use."""
