@@ -176,7 +176,7 @@ def test_a_disk_without_room_is_named_at_the_start(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_blocks_lie_on_several_drives_by_weight_and_one_that_fails_is_misses(tmp_path):
+def test_blocks_lie_on_several_drives_by_weight_and_one_that_takes_no_more_is_read_still(tmp_path):
     backends = Faulty()
     paths = [tmp_path / "one", tmp_path / "two"]
     with open_store(paths, weights=[1, 3]) as store:
@@ -188,7 +188,7 @@ def test_blocks_lie_on_several_drives_by_weight_and_one_that_fails_is_misses(tmp
         backends.writes_fail = True
         stored = put(store, range(100, 140))
         left = found(store, range(140))
-        assert stored.count(True) < 40 and len(left) == 25 + stored.count(True)
+        assert stored.count(True) < 40 and len(left) == 100 + stored.count(True)
         assert store.stats().failed_drives == 1
         assert all(put(store, range(200, 230))) and found(store, range(200, 230)) == list(range(200, 230))
 
@@ -201,6 +201,77 @@ def test_reads_that_fail_are_misses_and_the_blocks_can_be_put_again(tmp_path):
         assert found(store, range(4)) == [] and store.stats().failed_reads == 4
         backend.reads_fail = False
         assert all(put(store, range(4))) and found(store, range(4)) == [0, 1, 2, 3]
+
+
+class OneBadPlace(PositionalBackend):
+    """Of one offset reads fail."""
+
+    bad = None
+
+    def read(self, fd, memory, offset):
+        if self.bad is not None and offset <= self.bad < offset + len(memory):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(fd, memory, offset)
+
+
+def move_pinned(store, numbers):
+    """Put until the segment of pinned blocks was erased, these moved before."""
+    store.pin([key(number) for number in numbers])
+    for number in range(1000, 1000 + 2 * store.stats().capacity_blocks, 5):
+        if not store.stats().moved:
+            assert all(put(store, range(number, number + 5)))
+
+
+def test_a_block_that_cannot_be_read_when_it_is_to_be_moved_is_one_miss(tmp_path, caplog):
+    """It made the whole file fail."""
+    backend = OneBadPlace()
+    with open_store(tmp_path / "blocks", backend=backend) as store:
+        put(store, range(5))
+        file = store._files[0]
+        backend.bad = file.layout.slot_at(file.index.find(key(2)))
+        move_pinned(store, range(5))
+        stats, backend.bad = store.stats(), None
+        assert found(store, range(5)) == [0, 1, 3, 4] and stats.moved == 4
+        assert (stats.failed_reads, stats.failed_drives) == (1, 0)
+        assert f"block {key(2).hex()}" in caplog.text and "cannot be read" in caplog.text
+
+
+def test_a_block_that_is_damaged_when_it_is_to_be_moved_is_counted_and_named(tmp_path, caplog):
+    path = tmp_path / "blocks"
+    with open_store(path) as store:
+        put(store, range(5))
+        file = store._files[0]
+        with path.open("r+b") as image:
+            image.seek(file.layout.slot_at(file.index.find(key(2))))
+            image.write(b"other")
+        move_pinned(store, range(5))
+        assert found(store, range(5)) == [0, 1, 3, 4] and store.stats().damaged == 1
+        assert f"block {key(2).hex()}" in caplog.text
+
+
+def test_a_write_that_fails_loses_no_durable_block(tmp_path):
+    """All blocks of its file were misses until the next start; those about to be evicted or moved were, too."""
+    backend, path = Faulty(), tmp_path / "blocks"
+    with open_store(path, 400_000, backend=backend) as store:
+        for number in range(0, 100, 5):
+            put(store, range(number, number + 5))
+        there = found(store, range(100))
+        backend.writes_fail = True
+        assert put(store, range(200, 220)) == [False] * 20
+        assert found(store, range(100)) == there and store.stats().failed_drives == 1
+        assert put(store, [there[0], 300]) == [True, False]
+    with open_store(path, 400_000) as store:
+        assert found(store, range(100)) == there
+
+
+def test_segments_whose_records_cannot_be_read_are_misses_and_named(tmp_path, caplog):
+    backend = OneBadPlace()
+    with open_store(tmp_path / "blocks") as store:
+        put(store, range(100))
+        layout = store._files[0].layout
+    backend.bad = layout.zone_at(1)
+    with open_store(tmp_path / "blocks", backend=backend) as store:
+        assert len(found(store, range(100))) == 100 - layout.segment_slots and "segment 1" in caplog.text
 
 
 def test_a_stopped_transfer_leaves_its_memory_alone(tmp_path):

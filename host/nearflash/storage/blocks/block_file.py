@@ -45,7 +45,8 @@ class BlockFile:
         self.label, self.layout, self._file = superblock, superblock.layout, file
         self.index, self.counts, self.lock = BlockIndex(self.layout), BlockStatistics(), threading.RLock()
         self.failed = False
-        """A write or a flush has failed: nothing is known about what was written, and the file is used no more."""
+        """A write or a flush has failed: nothing is known about what was written last, and no more is. What was durable
+        before is read still: nothing has been written over it."""
         self._pool, writes = _threads(threads, "block-reads"), _threads(threads // 2, "block-writes")
         self._log = SegmentLog(file, superblock, self.index, self.counts, self.lock, writes)
 
@@ -152,16 +153,14 @@ class BlockFile:
                 transfer.settle(number, False)
 
     def write(self, blocks: Sequence[Put]) -> int:
-        """See SegmentLog.write; 0 where the drive fails, and all of its blocks are forgotten then."""
+        """See SegmentLog.write; 0 where the drive fails, which takes no more blocks then."""
         if self.failed:
             return 0
         try:
             return self._log.write(blocks)
         except StateError as error:
-            _log.error("%s is used no more, and its blocks are misses: %s", self.path, error)
-            with self.lock:
-                self.failed = True
-                self.index.clear()
+            _log.error("%s is read only from now on: %s", self.path, error)
+            self.failed = True
             return 0
 
     def read_zone(self, segment: int) -> Zone:

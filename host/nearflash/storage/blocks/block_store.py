@@ -1,7 +1,7 @@
 """Blocks of KV by content key in files of a fixed length: what a serving engine offloads, over restarts.
 
 What `put` reports is durable. What `get` serves is what was put under that very key, in that namespace, checked; all
-else is a miss: a block that is damaged, torn, another's, evicted, or on a drive that fails.
+else is a miss: a block that is damaged, torn, another's, evicted, or that its drive cannot read.
 """
 
 import math
@@ -103,7 +103,7 @@ class BlockStore:
         if usable and len(missing) > room:
             raise StorageFullError(f"there must be room for {len(missing)} blocks beside pinned ones, not for {room}")
         for number in set(range(len(keys))).difference(missing if usable else ()):
-            transfer.settle(number, usable != [])
+            transfer.settle(number, number not in missing)
         self._distribute([(transfer, number, keys[number], arrays[number]) for number in missing], usable)
         return transfer
 

@@ -79,12 +79,6 @@ class BlockIndex:
             self._is_live[slot] = False
         self.pins.pop(key, None)
 
-    def clear(self) -> None:
-        """Forget all blocks."""
-        self._slots.clear()
-        self.pins.clear()
-        self._is_live[:] = False
-
     def key(self, slot: int) -> bytes:
         """The key in a slot's record."""
         record = self.records[slot]

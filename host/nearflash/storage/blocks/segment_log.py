@@ -9,9 +9,9 @@ not missed.
 """
 
 import itertools
+import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future, wait
-from contextlib import suppress
 from threading import RLock
 
 import numpy as np
@@ -35,6 +35,7 @@ _FREE = 2
 """Segments that are kept free."""
 _RUN_BYTES = 8 << 20
 """Most of one write."""
+_log = logging.getLogger(__name__)
 
 
 class SegmentLog:
@@ -66,10 +67,12 @@ class SegmentLog:
         return Zone(memory, self._identity, segment, self.layout.segment_slots)
 
     def read_zone(self, segment: int) -> Zone:
-        """A segment's records as they are in the file; without any where they cannot be read."""
+        """A segment's records as they are in the file; without any where they cannot be read, which is logged."""
         zone = self.new_zone(segment)
-        with suppress(StateError):
+        try:
             self._file.read(self.layout.zone_at(segment), zone.memory)
+        except StateError as error:
+            _log.warning("the blocks of segment %d are misses: %s", segment, error)
         return zone
 
     def resume(self, sequence: int, last: Zone) -> None:
@@ -182,22 +185,22 @@ class SegmentLog:
             if victim is None:
                 return False
             kept = self._index.worth_moving(victim, room)
-            dropped = set(self._index.blocks_of(victim)) - set(kept)
-            for slot in dropped:
-                self._index.remove(self._index.key(slot))
-            self._counts.evicted += len(dropped)
             records = self._index.records[kept]
         self._move(kept, records)
-        self._erased.append(self._erase(victim))
+        left = self._index.blocks_of(victim)
+        self._counts.evicted += len(left)
+        self._erased.append(self._erase(victim))  # where it fails its blocks are whole still, and served
+        with self._lock:
+            for slot in left:
+                self._index.remove(self._index.key(slot))
         return True
 
     def _move(self, slots: Sequence[int], records: Records) -> None:
-        """Copy blocks into the segment being filled, durably, and forget damaged ones."""
+        """Copy blocks into the segment being filled, durably, and forget those that cannot be read, or are damaged."""
         moved: list[tuple[int, Records]] = []
         for number, slot in enumerate(slots):
-            memory, record = reuse_buffer(self.layout.slot_bytes), records[number : number + 1].copy()
-            self._file.read(self.layout.slot_at(slot), memory)
-            if block_checksums(record, [memory]) == record["data_crc"].tolist():
+            record = records[number : number + 1].copy()
+            if (memory := self._load(slot, record)) is not None:
                 self._place(record, memory)
                 self._file.write(self._append(record), memory)
                 moved.append((slot, record))
@@ -206,9 +209,28 @@ class SegmentLog:
         with self._lock:
             for slot, record in moved:
                 self._index.move(slot, self.layout.slot_of(record[0]), record[0])
-            for slot in self._index.blocks_of(slots[0] // self.layout.segment_slots) if slots else ():
-                self._index.remove(self._index.key(slot))
             self._counts.moved += len(moved)
+
+    def _load(self, slot: int, record: Records) -> Bytes | None:
+        """The block of a slot; None, and forgotten, where it cannot be read or is not what its record states."""
+        memory = reuse_buffer(self.layout.slot_bytes)
+        try:
+            self._file.read(self.layout.slot_at(slot), memory)
+        except StateError as error:
+            self._forget(slot, f"cannot be read: {error}", failed_reads=1)
+            return None
+        if block_checksums(record, [memory]) == record["data_crc"].tolist():
+            return memory
+        self._forget(slot, "is damaged: its CRC32C is wrong", damaged=1)
+        return None
+
+    def _forget(self, slot: int, why: str, **counts: int) -> None:
+        with self._lock:
+            key = self._index.key(slot)
+            self._index.remove(key)
+            for name, count in counts.items():
+                setattr(self._counts, name, getattr(self._counts, name) + count)
+        _log.warning("%s: block %s in slot %d, to be moved, %s", self._file.path, key.hex(), slot, why)
 
     def _erase(self, segment: int) -> Zone:
         """Durably without blocks, and of a new generation."""

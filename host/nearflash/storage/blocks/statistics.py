@@ -33,6 +33,7 @@ class BlockStatistics:
     erases: int = 0
     """Of segments, since the files were made."""
     failed_drives: int = 0
+    """Files that are read only, as a write has failed."""
 
     @property
     def written_per_put(self) -> float:
