@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -44,11 +44,9 @@ class BlockFile:
         """Not for callers: see `open`."""
         self.label, self.layout, self._file = superblock, superblock.layout, file
         self.index, self.counts, self.lock = BlockIndex(self.layout), BlockStatistics(), threading.RLock()
-        self.failed = False
-        """A write or a flush has failed: nothing is known about what was written last, and no more is. What was durable
-        before is read still: nothing has been written over it."""
-        self._pool, writes = _threads(threads, "block-reads"), _threads(threads // 2, "block-writes")
-        self._log = SegmentLog(file, superblock, self.index, self.counts, self.lock, writes)
+        self._pool, writes = _threads(threads, "block-reads"), _threads(threads, "block-writes")
+        committer = _threads(min(threads, 1), "block-commits")
+        self._log = SegmentLog(file, superblock, self.index, self.counts, self.lock, writes, committer)
 
     @classmethod
     def open(
@@ -98,6 +96,11 @@ class BlockFile:
     def path(self) -> Path:
         """The file's path."""
         return self._file.path
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write has failed: the file takes no more blocks, and serves those that are durable."""
+        return self._log.failed
 
     @property
     def room_blocks(self) -> int:
@@ -152,16 +155,17 @@ class BlockFile:
             if slot is None:
                 transfer.settle(number, False)
 
+    def submit_write(self, blocks: Sequence[Put]) -> "Future[int]":
+        """See SegmentLog.submit; one thread at a time calls."""
+        return self._log.submit(blocks)
+
     def write(self, blocks: Sequence[Put]) -> int:
-        """See SegmentLog.write; 0 where the drive fails, which takes no more blocks then."""
-        if self.failed:
-            return 0
-        try:
-            return self._log.write(blocks)
-        except StateError as error:
-            _log.error("%s is read only from now on: %s", self.path, error)
-            self.failed = True
-            return 0
+        """Store blocks, and wait: the result of `submit_write`."""
+        return self._log.submit(blocks).result()
+
+    def drain(self) -> None:
+        """Wait until all that was submitted is stored."""
+        self._log.drain()
 
     def read_zone(self, segment: int) -> Zone:
         """A segment's records as they are in the file. Raises StateError."""

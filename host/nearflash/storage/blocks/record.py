@@ -95,9 +95,13 @@ class Zone:
         header["crc"] = crc32c(self.memory[: _HEADER.itemsize - _CRC_BYTES])
 
     def put(self, first: int, records: Records) -> None:
-        """Set the records from slot `first` of the segment on; their own CRC32C is computed here."""
+        """Set the records from slot `first` of the segment on; their own CRC32C is computed here.
+
+        Those of no length are emptied.
+        """
         raw = records.view(np.uint8).reshape(len(records), RECORD.itemsize)
-        records["crc"] = [crc32c(row[:-_CRC_BYTES]) for row in raw]
+        raw[records["length"] == 0] = 0
+        records["crc"] = [crc32c(row[:-_CRC_BYTES]) if row.any() else 0 for row in raw]
         self.records[first : first + len(records)] = records
 
     def valid(self) -> NDArray[np.intp]:

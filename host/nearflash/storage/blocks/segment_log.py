@@ -6,13 +6,21 @@ moved first, in that order; then a header of a new generation erases it, with a 
 over. So each block that counts lies whole on the drive at every moment, and no block of an erased generation comes
 back. A segment more than is needed is kept free: one that a crash leaves with copies of blocks that were being moved is
 not missed.
+
+Batches of blocks are staged one after another: their slots are chosen, and other threads copy, check and write them. A
+thread of its own commits them, in the same order: it waits for their writes, then flushes and writes records, while the
+next batch is written.
 """
 
-import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from threading import RLock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +43,27 @@ _FREE = 2
 """Segments that are kept free."""
 _RUN_BYTES = 8 << 20
 """Most of one write."""
+_BATCHES = 2
+"""That are written or committed at one time."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Run:
+    """Blocks that are written to slots next to each other; the job's result: their records."""
+
+    zone: Zone
+    first: int
+    count: int
+    job: "Future[Records]"
+    moved_from: int | None = None
+
+
+@dataclass(eq=False)
+class _Batch:
+    runs: list[_Run] = field(default_factory=list)
+    stored: int = 0
+    put_bytes: int = 0
 
 
 class SegmentLog:
@@ -43,22 +71,25 @@ class SegmentLog:
 
     def __init__(
         self, file: DirectFile, superblock: BlockLabel, index: BlockIndex, counts: BlockStatistics, lock: RLock,
-        pool: Executor,
+        pool: Executor, committer: Executor,
     ) -> None:  # fmt: skip
         self.layout, self._index, self._counts, self._lock = superblock.layout, index, counts, lock
         self.erases = np.zeros(self.layout.segments, np.int64)
         """Of each segment, since the file was made."""
         self._file, self._identity, self._pool = file, superblock.identity, pool
+        self._committer = committer
         self._erased: list[Zone] = []
         """Of segments that are ready to be filled."""
         self._free: list[int] = []
         """Segments without blocks, which are erased first."""
-        self._staged: list[Records] = []
-        """Of blocks that are not in the index yet."""
+        self.failed = False
+        """A write or a flush has failed: nothing is known about what was written last, and no more is. What was durable
+        before is read still: nothing has been written over it."""
+        self._batches: list[_Batch] = []
+        """Whose blocks are not in the index yet."""
+        self._commits: deque[Future[int]] = deque()
         self.before = BlockStatistics()
         """Counts of the file's life before it was opened."""
-        self._jobs: list[Future[None]] = []
-        """Writes of blocks that have no record yet."""
         self.resume(0, self.new_zone(0))
 
     def new_zone(self, segment: int) -> Zone:
@@ -79,108 +110,186 @@ class SegmentLog:
         """Go on behind the highest number that any record or header has, in the segment that was filled last."""
         begun = last.generation > 0
         self._sequence, self._zone, self._filled = sequence, last, last.count_used() if begun else last.slots
-        self._recorded = self._filled
         self._free = [free for free in self._index.free_segments() if not begun or free != last.segment]
 
     @property
     def life(self) -> BlockStatistics:
         """Counts since the file was made, blocks that are being written among them."""
-        put_bytes = sum(int(records["length"].sum()) for records in self._staged)
-        staged = BlockStatistics(stored=sum(map(len, self._staged)), put_bytes=put_bytes)
-        return self.before + self._counts + staged
+        with self._lock:
+            waiting = [BlockStatistics(stored=batch.stored, put_bytes=batch.put_bytes) for batch in self._batches]
+            return reduce(add, waiting, self.before + self._counts)
 
     def close(self) -> None:
         """Wait for what is in flight."""
+        self._committer.shutdown()
         self._pool.shutdown()
 
-    def write(self, blocks: Sequence[Put]) -> int:
-        """Store blocks, as many as a segment has at most, those of stopped transfers left out.
+    def drain(self) -> None:
+        """Wait until all batches are committed."""
+        while self._commits:
+            self._commits.popleft().result()
 
-        Returns how many of the first of them are durable, and in the index: fewer where pinned blocks leave no room.
-        Raises StateError where the drive fails.
+    def submit(self, blocks: Sequence[Put]) -> "Future[int]":
+        """Store blocks, a segment's at most, those of stopped transfers left out; one thread at a time calls.
+
+        The result: how many of the first of them are durable, and in the index: fewer where pinned blocks leave no
+        room, none where the drive fails, which takes no more blocks then.
         """
-        most, done = max(_RUN_BYTES // self.layout.slot_bytes, 1), 0
+        while len(self._commits) >= _BATCHES:
+            self._commits.popleft().result()
+        batch = self._open_batch()
         try:
-            while done < len(blocks) and (room := self._take_room()):
-                part = blocks[done : done + min(most, room)]
-                memory, records = self._stage(part)
-                if len(records):
-                    self._jobs.append(self._pool.submit(self._file.write, self._append(records), memory))
-                    self._staged.append(records)
-                done += len(part)
-            self._flush()
-        finally:
-            wait(self._jobs)
-            self._jobs.clear()
-            staged, self._staged = self._staged, []
-        self._publish(itertools.chain(*staged))
-        return done
+            done = 0 if self.failed else self._stage_all(batch, blocks)
+        except StateError as error:
+            self._fail(error)
+            done = 0
+        self._commits.append(self._committer.submit(self._commit, batch, done))
+        return self._commits[-1]
 
     # Blocks to come
 
-    def _stage(self, blocks: Sequence[Put]) -> tuple[Bytes, Records]:
-        """Copies of the blocks in slots to come, and their records."""
-        size = self.layout.slot_bytes
-        memory = reuse_buffer(len(blocks) * size)
-        taken: list[tuple[bytes, int]] = []
-        for transfer, _, key, data in blocks:
-            row = memory[len(taken) * size :][:size]
-            with transfer.using_memory() as allowed:
-                if allowed:
-                    row[: len(data)] = data
-                    taken.append((key, len(data)))
-            row[len(data) :] = 0
-        records = np.zeros(len(taken), RECORD)
-        padded = b"".join(key.ljust(KEY_BYTES, b"\0") for key, _ in taken)
-        records["key"] = np.frombuffer(padded, np.uint8).reshape(-1, KEY_BYTES)
-        records["key_bytes"], records["length"] = [len(key) for key, _ in taken], [length for _, length in taken]
-        self._place(records, memory)
-        return memory[: len(taken) * size], records
+    def _open_batch(self) -> _Batch:
+        batch = _Batch()
+        with self._lock:
+            self._batches.append(batch)
+        return batch
 
-    def _place(self, records: Records, memory: Bytes) -> None:
-        """State in the records of staged blocks that they lie in the slots that are filled next."""
-        numbers = np.arange(len(records))
+    def _stage_all(self, batch: _Batch, blocks: Sequence[Put]) -> int:
+        """Have blocks written; how many of the first of them."""
+        most, done = max(_RUN_BYTES // self.layout.slot_bytes, 1), 0
+        while done < len(blocks) and (room := self._take_room() or self._take_room_of_others()):
+            part = blocks[done : done + min(most, room)]
+            with self._lock:
+                batch.stored += len(part)
+                batch.put_bytes += sum(len(data) for *_, data in part)
+            self._stage(batch, len(part), self._write_blocks, part)
+            done += len(part)
+        return done
+
+    def _stage(self, batch: _Batch, count: int, write: Callable[[Records, Any], None], given: Any) -> _Run:
+        """Take the next slots, and have other threads write them, and state in the records what they have written."""
+        records, numbers = np.zeros(count, RECORD), np.arange(count)
         records["identity"] = np.frombuffer(self._identity, np.uint8)
         records["segment"], records["generation"] = self._zone.segment, self._zone.generation
         records["slot"], records["sequence"] = self._filled + numbers, self._sequence + 1 + numbers
-        rows = (memory[row * self.layout.slot_bytes :] for row in range(len(records)))
+
+        def job() -> Records:
+            write(records, given)
+            return records
+
+        zone, first = self._zone, self._filled
+        self._filled, self._sequence = self._filled + count, self._sequence + count
+        batch.runs.append(run := _Run(zone, first, count, self._pool.submit(job)))
+        return run
+
+    def _write_blocks(self, records: Records, blocks: Sequence[Put]) -> None:
+        """Write copies of blocks; of stopped transfers nothing is stored."""
+        size, offset = self.layout.slot_bytes, self.layout.slot_at(self.layout.slot_of(records[0]))
+        memory = reuse_buffer(len(blocks) * size)
+        rows = memory.reshape(len(blocks), size)
+        for row, record, (transfer, _, key, data) in zip(rows, records, blocks, strict=True):
+            with transfer.using_memory() as allowed:
+                if allowed:
+                    row[: len(data)] = data
+                    record["key_bytes"], record["length"] = len(key), len(data)
+            row[int(record["length"]) :] = 0
+        padded = b"".join(key.ljust(KEY_BYTES, b"\0") for *_, key, _ in blocks)
+        records["key"] = np.frombuffer(padded, np.uint8).reshape(-1, KEY_BYTES)
+        self._write_rows(records, rows, offset)
+
+    def _write_rows(self, records: Records, rows: Bytes, offset: int) -> None:
         records["data_crc"] = block_checksums(records, rows)
+        self._file.write(offset, rows.reshape(-1))
+        self._count(written_bytes=rows.nbytes)
 
-    def _append(self, records: Records) -> int:
-        """Take the slots of placed records; the offset at which their blocks are to be written."""
-        self._zone.put(self._filled, records)
-        offset = self.layout.slot_at(self.layout.slot_of(records[0]))
-        self._filled, self._sequence = self._filled + len(records), self._sequence + len(records)
-        self._counts.written_bytes += len(records) * self.layout.slot_bytes
-        return offset
+    def _commit(self, batch: _Batch, done: int) -> int:
+        """Have the blocks of a batch, then their records on the drive, then in the index."""
+        try:
+            wait([run.job for run in batch.runs])
+            if self.failed:
+                return 0
+            if batch.runs:
+                self._make_durable(batch)
+            self._publish(batch)
+            return done
+        except StateError as error:
+            self._fail(error)
+            return 0
+        finally:
+            with self._lock:
+                self._batches.remove(batch)
 
-    def _publish(self, records: Iterable[np.void]) -> None:
+    def _make_durable(self, batch: _Batch) -> None:
+        records = [run.job.result() for run in batch.runs]
+        self._flush_blocks()
+        for run, own in zip(batch.runs, records, strict=True):
+            run.zone.put(run.first, own)
+        for zone in {run.zone.segment: run.zone for run in batch.runs}.values():
+            runs = [run for run in batch.runs if run.zone is zone]
+            self._write_records(zone, runs[0].first, runs[-1].first + runs[-1].count)
+        self._file.flush()
+
+    def _flush_blocks(self) -> None:
+        """Have the blocks on the drive whose records are written next."""
+        self._file.flush()
+
+    def _write_records(self, zone: Zone, first: int, end: int) -> None:
+        span = zone.span(first, end)
+        self._file.write(self.layout.zone_at(zone.segment) + span.start, zone.memory[span])
+        self._count(written_bytes=span.stop - span.start)
+
+    def _publish(self, batch: _Batch) -> None:
         with self._lock:
-            for record in records:
-                self._index.add(self.layout.slot_of(record), record)
-                self._counts.stored += 1
-                self._counts.put_bytes += int(record["length"])
+            for run in batch.runs:
+                for record in run.job.result():
+                    self._publish_block(run, record)
+            batch.stored = batch.put_bytes = 0  # they are counted now
+
+    def _publish_block(self, run: _Run, record: np.void) -> None:
+        if not record["length"]:
+            return
+        slot = self.layout.slot_of(record)
+        if run.moved_from is None:
+            self._index.add(slot, record)
+            self._count(stored=1, put_bytes=int(record["length"]))
+        else:
+            self._index.move(run.moved_from, slot, record)
+            self._count(moved=1)
+
+    def _fail(self, error: StateError) -> None:
+        if not self.failed:
+            _log.error("%s is read only from now on: %s", self._file.path, error)
+        self.failed = True
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self._counts, name, getattr(self._counts, name) + count)
 
     # Segments
 
     def _take_room(self) -> int:
         """Slots left in the segment being filled, or in the next one; 0: pinned blocks leave none to erase."""
         while self._filled == self.layout.segment_slots:
-            self._write_records()
             if not self._erased and not self._free and not self._reclaim():
                 return 0
             self._zone = self._erased.pop(0) if self._erased else self._erase(self._free.pop(0))
-            self._filled = self._recorded = 0
+            self._filled = 0
             while len(self._erased) + len(self._free) < _FREE and self._reclaim():
                 pass
         return self.layout.segment_slots - self._filled
 
+    def _take_room_of_others(self) -> int:
+        """Slots as `_take_room` finds them when no other batch is in flight."""
+        self.drain()
+        return self._take_room()
+
     def _reclaim(self) -> bool:
         """Erase a segment, its blocks that are worth it moved before; False where pinned blocks leave none."""
         room = self.layout.segment_slots - self._filled
-        unpublished = (int(records["segment"][0]) for records in self._staged)
-        taken = [self._zone.segment, *self._free, *unpublished, *(zone.segment for zone in self._erased)]
         with self._lock:
+            in_flight = [run.zone.segment for batch in self._batches for run in batch.runs]
+            taken = [self._zone.segment, *self._free, *in_flight, *(zone.segment for zone in self._erased)]
             victim = self._index.victim(taken, room)
             if victim is None:
                 return False
@@ -188,7 +297,7 @@ class SegmentLog:
             records = self._index.records[kept]
         self._move(kept, records)
         left = self._index.blocks_of(victim)
-        self._counts.evicted += len(left)
+        self._count(evicted=len(left))
         self._erased.append(self._erase(victim))  # where it fails its blocks are whole still, and served
         with self._lock:
             for slot in left:
@@ -196,20 +305,25 @@ class SegmentLog:
         return True
 
     def _move(self, slots: Sequence[int], records: Records) -> None:
-        """Copy blocks into the segment being filled, durably, and forget those that cannot be read, or are damaged."""
-        moved: list[tuple[int, Records]] = []
+        """Copy blocks into the segment being filled, durably, and forget those that cannot be read, or are damaged.
+
+        Raises StateError where that cannot be written.
+        """
+        batch = self._open_batch()
         for number, slot in enumerate(slots):
-            record = records[number : number + 1].copy()
-            if (memory := self._load(slot, record)) is not None:
-                self._place(record, memory)
-                self._file.write(self._append(record), memory)
-                moved.append((slot, record))
-        if moved:
-            self._flush()
-        with self._lock:
-            for slot, record in moved:
-                self._index.move(slot, self.layout.slot_of(record[0]), record[0])
-            self._counts.moved += len(moved)
+            if (memory := self._load(slot, records[number : number + 1])) is not None:
+                run = self._stage(batch, 1, self._write_copy, (records[number], memory))
+                run.moved_from = slot
+        self._committer.submit(self._commit, batch, 0).result()
+        if self.failed:
+            raise StateError(f"{self._file.path} takes no more blocks")
+
+    def _write_copy(self, records: Records, source: tuple[np.void, Bytes]) -> None:
+        """Write a block that was loaded, under its record's key and length."""
+        record, memory = source
+        for name in ("key", "key_bytes", "length"):
+            records[name] = record[name]
+        self._write_rows(records, memory[None], self.layout.slot_at(self.layout.slot_of(records[0])))
 
     def _load(self, slot: int, record: Records) -> Bytes | None:
         """The block of a slot; None, and forgotten, where it cannot be read or is not what its record states."""
@@ -228,8 +342,7 @@ class SegmentLog:
         with self._lock:
             key = self._index.key(slot)
             self._index.remove(key)
-            for name, count in counts.items():
-                setattr(self._counts, name, getattr(self._counts, name) + count)
+            self._count(**counts)
         _log.warning("%s: block %s in slot %d, to be moved, %s", self._file.path, key.hex(), slot, why)
 
     def _erase(self, segment: int) -> Zone:
@@ -237,27 +350,8 @@ class SegmentLog:
         zone = self.new_zone(segment)
         self._sequence += 1
         self.erases[segment] += 1
-        self._counts.written_bytes += zone.memory.nbytes
+        self._count(written_bytes=zone.memory.nbytes)
         zone.erase(self._sequence, int(self.erases[segment]), {name: getattr(self.life, name) for name in LIFE})
         self._file.write(self.layout.zone_at(segment), zone.memory)
         self._file.flush()
         return zone
-
-    def _flush(self) -> None:
-        """Make what was written, and the jobs write, durable, with its records."""
-        self._write_records()
-        self._file.flush()
-
-    def _write_records(self) -> None:
-        if self._recorded < self._filled:
-            self._flush_blocks()
-            span = self._zone.span(self._recorded, self._filled)
-            self._file.write(self.layout.zone_at(self._zone.segment) + span.start, self._zone.memory[span])
-            self._counts.written_bytes += span.stop - span.start
-            self._recorded = self._filled
-
-    def _flush_blocks(self) -> None:
-        """Have the blocks on the drive whose records are written next."""
-        for job in self._jobs:
-            job.result()
-        self._file.flush()

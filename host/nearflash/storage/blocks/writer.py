@@ -1,7 +1,7 @@
 """The thread that stores what was put into a file: whatever waits goes in one batch, under one flush."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +17,8 @@ class BlockWriter:
     def __init__(self, file: BlockFile, most_bytes: int) -> None:
         self._file, self._most_bytes, self._bytes = file, most_bytes, 0
         self._waiting: deque[Put] = deque()
+        self._storing: Counter[bytes] = Counter()
+        """Keys of blocks that are being stored."""
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "block-writer")
 
@@ -36,9 +38,10 @@ class BlockWriter:
     def close(self) -> None:
         """Store what waits; it may be called twice."""
         self._thread.shutdown()
+        self._file.drain()
 
     def _store(self) -> None:
-        """Store what waits, a segment's worth at a time; it may be none: an earlier turn has taken it."""
+        """Have what waits stored, a segment's worth at a time; it may be none: an earlier turn has taken it."""
         while blocks := self._take():
             self._store_batch(blocks)
 
@@ -47,14 +50,18 @@ class BlockWriter:
             return [self._waiting.popleft() for _ in range(min(self._file.layout.segment_slots, len(self._waiting)))]
 
     def _store_batch(self, blocks: Sequence[Put]) -> None:
-        fresh = {key: (transfer, number, key, data) for transfer, number, key, data in reversed(blocks)
-                 if key not in self._file.index}  # fmt: skip
-        try:
-            self._file.write(list(reversed(fresh.values())))
-        finally:
-            with self._lock:
-                self._bytes -= sum(len(data) for *_, data in blocks)
-            self._settle(blocks)
+        with self._lock:
+            fresh = {key: (transfer, number, key, data) for transfer, number, key, data in reversed(blocks)
+                     if key not in self._file.index and key not in self._storing}  # fmt: skip
+            self._storing.update(key for *_, key, _ in blocks)
+        stored = self._file.submit_write(list(reversed(fresh.values())))
+        stored.add_done_callback(lambda _: self._end(blocks))
+
+    def _end(self, blocks: Sequence[Put]) -> None:
+        with self._lock:
+            self._bytes -= sum(len(data) for *_, data in blocks)
+            self._storing -= Counter(key for *_, key, _ in blocks)
+        self._settle(blocks)
 
     def _settle(self, blocks: Sequence[Put]) -> None:
         for transfer, number, key, data in blocks:
