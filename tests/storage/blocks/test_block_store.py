@@ -12,6 +12,7 @@ import pytest
 from nearflash.abi.errors import CommandError, StateError, StorageFullError
 from nearflash.storage.blocks import BlockStore
 from nearflash.storage.io.backend import PositionalBackend
+from nearflash.storage.io.direct import aligned_buffer
 
 BLOCK = 8192
 CAPACITY = 2_000_000
@@ -294,6 +295,32 @@ def test_a_stopped_transfer_leaves_its_memory_alone(tmp_path):
         assert get.result() == [False] and late.result() == [False] and first.result() == [True]
         put(store, [4])  # behind both
         assert not target.any() and found(store, [2, 3, 4]) == [2, 4]
+
+
+def test_blocks_that_are_written_in_place_have_no_record_once_stopped(tmp_path):
+    """Aligned blocks are not copied: what the drive reads after a stop may be something else's."""
+
+    class Held(PositionalBackend):
+        began, gate = threading.Event(), threading.Event()
+
+        def gather(self, fd, memories, offset):
+            self.began.set()
+            self.gate.wait()
+            return super().gather(fd, memories, offset)
+
+    backend, memory = Held(), aligned_buffer(2 * BLOCK).reshape(2, BLOCK)
+    memory[:] = data(1), data(2)
+    with open_store(tmp_path / "blocks", backend=backend) as store:
+        late = store.submit_put([key(1)], memory[:1])
+        assert backend.began.wait(10)
+        late.stop()
+        memory[0] = 0
+        backend.gate.set()
+        assert late.result() == [False] and store.put([key(2)], memory[1:]) == [True]
+        assert store.contains([key(1), key(2)]) == [False, True]
+    with open_store(tmp_path / "blocks") as store:
+        assert found(store, [1, 2]) == [2] and not store.stats().damaged
+        assert put(store, [1]) == [True] and found(store, [1]) == [1]
 
 
 def test_puts_beyond_the_bytes_in_flight_are_refused_at_once(tmp_path):

@@ -32,7 +32,7 @@ Get = tuple[int, bytes, Bytes]
 """A block to read: which one of its transfer it is, its key, and the memory that it fills."""
 RUN_BYTES = 8 << 20
 """Most of one read."""
-_THREADS = 4
+_THREADS = 8
 """Reads in flight."""
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class BlockFile:
         """Not for callers: see `open`."""
         self.label, self.layout, self._file = superblock, superblock.layout, file
         self.index, self.counts, self.lock = BlockIndex(self.layout), BlockStatistics(), threading.RLock()
-        self._pool, writes = _threads(threads, "block-reads"), _threads(threads, "block-writes")
+        self._pool, writes = _threads(threads, "block-reads"), _threads(threads // 2, "block-writes")
         committer = _threads(min(threads, 1), "block-commits")
         self._log = SegmentLog(file, superblock, self.index, self.counts, self.lock, writes, committer)
 

@@ -31,6 +31,7 @@ from nearflash.storage.blocks.layout import BlockLabel
 from nearflash.storage.blocks.record import KEY_BYTES, LIFE, RECORD, Records, Zone, block_checksums
 from nearflash.storage.blocks.statistics import BlockStatistics
 from nearflash.storage.blocks.transfer import BlockTransfer
+from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.io.reuse import reuse_buffer
 
@@ -183,18 +184,42 @@ class SegmentLog:
         return run
 
     def _write_blocks(self, records: Records, blocks: Sequence[Put]) -> None:
-        """Write copies of blocks; of stopped transfers nothing is stored."""
-        size, offset = self.layout.slot_bytes, self.layout.slot_at(self.layout.slot_of(records[0]))
+        """Write blocks, from where they are if they can be written so; of stopped transfers nothing is stored."""
+        padded = b"".join(key.ljust(KEY_BYTES, b"\0") for *_, key, _ in blocks)
+        records["key"] = np.frombuffer(padded, np.uint8).reshape(-1, KEY_BYTES)
+        records["key_bytes"] = [len(key) for *_, key, _ in blocks]
+        offset = self.layout.slot_at(self.layout.slot_of(records[0]))
+        if all(self._fills_slot(data) for *_, data in blocks):
+            self._write_in_place(records, blocks, offset)
+        else:
+            self._write_copies(records, blocks, offset)
+
+    def _fills_slot(self, data: Bytes) -> bool:
+        return len(data) == self.layout.slot_bytes and data.ctypes.data % BLOCK_BYTES == 0
+
+    def _write_in_place(self, records: Records, blocks: Sequence[Put], offset: int) -> None:
+        """Write blocks from their own memory, which is as it was checked where the transfer is not stopped by then.
+
+        Stopping a transfer does not wait for the drive: what it reads then has no record.
+        """
+        for number, (transfer, _, _, data) in enumerate(blocks):
+            with transfer.using_memory() as allowed:
+                records["length"][number] = len(data) * allowed
+                records["data_crc"][number] = block_checksums(records[number : number + 1], [data])[0]
+        self._file.gather(offset, [data.data for *_, data in blocks])
+        self._count(written_bytes=len(blocks) * self.layout.slot_bytes)
+        records["length"][[transfer.is_stopped() for transfer, *_ in blocks]] = 0
+
+    def _write_copies(self, records: Records, blocks: Sequence[Put], offset: int) -> None:
+        size = self.layout.slot_bytes
         memory = reuse_buffer(len(blocks) * size)
         rows = memory.reshape(len(blocks), size)
-        for row, record, (transfer, _, key, data) in zip(rows, records, blocks, strict=True):
+        for row, record, (transfer, _, _, data) in zip(rows, records, blocks, strict=True):
             with transfer.using_memory() as allowed:
                 if allowed:
                     row[: len(data)] = data
-                    record["key_bytes"], record["length"] = len(key), len(data)
+                    record["length"] = len(data)
             row[int(record["length"]) :] = 0
-        padded = b"".join(key.ljust(KEY_BYTES, b"\0") for *_, key, _ in blocks)
-        records["key"] = np.frombuffer(padded, np.uint8).reshape(-1, KEY_BYTES)
         self._write_rows(records, rows, offset)
 
     def _write_rows(self, records: Records, rows: Bytes, offset: int) -> None:
@@ -295,7 +320,8 @@ class SegmentLog:
                 return False
             kept = self._index.worth_moving(victim, room)
             records = self._index.records[kept]
-        self._move(kept, records)
+        if kept:
+            self._move(kept, records)
         left = self._index.blocks_of(victim)
         self._count(evicted=len(left))
         self._erased.append(self._erase(victim))  # where it fails its blocks are whole still, and served

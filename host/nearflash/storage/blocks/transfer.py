@@ -40,6 +40,11 @@ class BlockTransfer:
                 raise TimeoutError(f"a transfer must end within {timeout_s} s; {self._left} blocks are left: stop it")
             return [bool(result) for result in self._results]
 
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called: its memory may be something else's."""
+        with self._changed:
+            return self._stopped
+
     def stop(self) -> None:
         """End it now: blocks that are left count as failed. Waits for memory that is being copied at the moment."""
         with self._changed:

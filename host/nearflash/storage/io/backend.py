@@ -16,7 +16,7 @@ __all__ = ["BLOCK_BYTES", "IoBackend", "PositionalBackend"]
 BLOCK_BYTES = 4096
 """Of which offsets, lengths and addresses of direct I/O are multiples."""
 _VECTORS = 1024
-"""Memories that one preadv takes (IOV_MAX)."""
+"""Memories that one preadv or pwritev takes (IOV_MAX)."""
 
 
 class IoBackend(ABC):
@@ -34,6 +34,16 @@ class IoBackend(ABC):
         done = 0
         for memory in memories:
             moved = self.read(fd, memory, offset + done)
+            done += moved
+            if moved < len(memory):
+                break
+        return done
+
+    def gather(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
+        """Write one memory after another from `offset` on; fewer bytes only where the file takes no more."""
+        done = 0
+        for memory in memories:
+            moved = self.write(fd, memory, offset + done)
             done += moved
             if moved < len(memory):
                 break
@@ -77,6 +87,16 @@ class PositionalBackend(IoBackend):
             size_bytes = sum(map(len, part))
             done = os.preadv(fd, part, offset + total)
             total += done if done == size_bytes else super().scatter(fd, part, offset + total)
+        return total
+
+    def gather(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
+        """See IoBackend.gather."""
+        total = 0
+        for start in range(0, len(memories), _VECTORS):
+            part = memories[start : start + _VECTORS]
+            size_bytes = sum(map(len, part))
+            done = os.pwritev(fd, part, offset + total)
+            total += done if done == size_bytes else super().gather(fd, part, offset + total)
         return total
 
     def write(self, fd: int, memory: memoryview, offset: int) -> int:

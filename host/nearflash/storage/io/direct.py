@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _Call = Callable[[int, memoryview, int], int]
+_CallOfVectors = Callable[[int, Sequence[memoryview], int], int]
 _CallOfMany = Callable[[int, NDArray[np.uint8], NDArray[np.int64]], int]
 _ATTEMPTS = 8
 """To open a file that others replace."""
@@ -194,13 +195,11 @@ class DirectFile:
 
     def scatter(self, offset: int, memories: Sequence[memoryview]) -> None:
         """Fill one memory (bytes, aligned, of whole blocks) after another from the file, as `read`."""
-        total = sum(map(len, memories))
-        self._check(offset, total)
-        try:
-            done = self.backend.scatter(self._fd, memories, offset)
-        except OSError as error:
-            raise self._failure("reading", total, offset, error) from error
-        self._check_done(offset, done, total)
+        self._transfer_vectors("reading", self.backend.scatter, offset, memories)
+
+    def gather(self, offset: int, memories: Sequence[memoryview]) -> None:
+        """Write one memory (bytes, aligned, of whole blocks) after another, as `write`."""
+        self._transfer_vectors("writing", self.backend.gather, offset, memories)
 
     def write(self, offset: int, memory: NDArray[np.uint8]) -> None:
         """Write `memory`; durable after `flush`. Raises AlignmentError, StorageFullError, StateError."""
@@ -237,6 +236,15 @@ class DirectFile:
         except OSError as error:
             raise self._failure(action, memory.nbytes, offset, error) from error
         self._check_done(offset, done, memory.nbytes)
+
+    def _transfer_vectors(self, action: str, call: _CallOfVectors, offset: int, memories: Sequence[memoryview]) -> None:
+        total = sum(map(len, memories))
+        self._check(offset, total)
+        try:
+            done = call(self._fd, memories, offset)
+        except OSError as error:
+            raise self._failure(action, total, offset, error) from error
+        self._check_done(offset, done, total)
 
     def _transfer_many(
         self, action: str, call: _CallOfMany, offsets: NDArray[np.int64], memory: NDArray[np.uint8]
