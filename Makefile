@@ -16,11 +16,12 @@ KERNEL ?= update
 FAMILY ?= xcup
 CONFIG ?= smartssd
 BOARD ?= pynq-z2
+IMAGES ?= 400
 .DEFAULT_GOAL := help
 # Containers often set it: of the many processes of tests each would compile the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help venv demo check test test-full durations test-rest drivers board-wheel board-image sim hls-test lint format \
-    docs bench baseline airllm test-serving synth bitstream vivado xclbin formal mutation emit clean
+    docs bench baseline airllm test-serving test-power synth bitstream vivado xclbin formal mutation emit clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +62,10 @@ test-rest: venv # what make test leaves, until the second NEARFLASH_TESTS_UNTIL 
 test-serving: venv ## vLLM in .venv-serving (3.5 GB) with the tier on drives: tests/serving
 	test -e .venv-serving/.stamp || bash .ci/serving.sh
 	$(PY) -m pytest -q -m "full or not full" tests/serving
+
+test-power: venv ## power cuts on a real kernel in QEMU, half an hour: make test-power IMAGES=100 for less
+	bash .ci/power.sh
+	$(PY) tests/power/run.py --images $(IMAGES)
 
 test-%: venv ## one folder of tests/: make test-gateware
 	$(PYTEST) $(FAST) tests/$*

@@ -120,9 +120,14 @@ class Oracle:
 
         return store.create(paths, self.manifest, profile="ieee", initial=initial, direct=False, backend=backend)
 
+    def note(self, version: Version, before: Version) -> None:
+        """Have a version follow another, as `write` does."""
+        self._before[version] = before
+
     def write(self, store: StateStore, version: Version) -> None:
         """Write every extent that the version changes."""
-        self._before[version] = now = store.steps, store.metadata.get("history", 0)
+        now = store.steps, store.metadata.get("history", 0)
+        self.note(version, now)
         for extent in self._extents(version):
             for array in self.manifest.stored:
                 before = self.bytes_of(now, array, extent) if array.name == "weight" else None

@@ -29,7 +29,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.kv import KvShape, KvStore
 from nearflash.storage.kv.journal import SequenceJournal, journal_path
 
-__all__ = ["KeptCrashes", "find_kept_crash_points"]
+__all__ = ["KeptCrashes", "find_kept_crash_points", "find_mixed"]
 
 SHAPE = KvShape(layers=2, kv_heads=1, dim=32)
 GEOMETRY = FlashGeometry(4096, pages_per_block=8, channels=1, luns=1, blocks=12)
@@ -317,12 +317,12 @@ def _wrong(
                 if tokens_found < tokens or stated < version:
                     return f"sequence {number} has {tokens_found} tokens of note {stated}, not {tokens} of {version}"
             noted = {number: versions[info["version"]] for number, info in store.notes.items() if info}
-            wrong = _find_mixed(store, noted)
+            wrong = find_mixed(store, noted)
             if wrong is None and goes_on:
                 _go_on(store, noted, rng)
         if wrong is None and goes_on:
             with _inspect(path, disk) as store:
-                wrong = _find_mixed(store, noted)
+                wrong = find_mixed(store, noted)
         return wrong
     except NearflashError as error:
         return f"{type(error).__name__}: {error}" if any(tokens for tokens, _ in promised.values()) else None
@@ -360,7 +360,7 @@ def _draw(rng: np.random.Generator, tokens: int) -> F16:
     return rng.standard_normal((2, SHAPE.layers, tokens, SHAPE.dim), dtype=np.float32).astype(np.float16)
 
 
-def _find_mixed(store: KvStore, stated: dict[int, F16]) -> str | None:
+def find_mixed(store: KvStore, stated: dict[int, F16]) -> str | None:
     """Name the first sequence that has other K and V than its note states, and how; None: there is none."""
     for number, want in stated.items():
         tokens = store.lengths[number]
