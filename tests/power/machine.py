@@ -7,6 +7,8 @@ Source: QEMU, block driver blklogwrites; Linux, Documentation/admin-guide/device
 """
 
 import hashlib
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,14 +16,16 @@ import sysconfig
 import time
 from pathlib import Path
 
-__all__ = ["MARK_BYTES", "Machine", "run_tool"]
+__all__ = ["FILE_SYSTEM_BYTES", "MARK_BYTES", "Machine", "run_tool"]
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("numpy", "numpy.libs", "crc32c", "crc32c-*.dist-info")
 """Beside the standard library, what `nearflash.storage` imports."""
 MARK_BYTES = 4096
 """At the end of the drive, behind the file system: what the guest has been told."""
-_FILE_SYSTEM_BYTES = {"ext4": 32 << 20, "xfs": 320 << 20}
+FILE_SYSTEM_BYTES = {"ext4": 32 << 20, "xfs": 64 << 20}
+_SMALL_XFS = {"TEST_DEV": "1", "TEST_DIR": "1", "QA_CHECK_FS": "1"}
+"""Have mkfs.xfs make file systems below 300 MB, as for xfs' own tests."""
 _INIT = """#!/bin/busybox sh
 /bin/busybox mount -t proc none /proc
 /bin/busybox mount -t devtmpfs none /dev
@@ -56,7 +60,7 @@ class Machine:
     def record(self, workload: str, file_system: str, seconds: int = 900) -> tuple[Path, Path]:
         """Boot, run a workload on a new file system, and return that before it, and the log of the drive's writes."""
         base, data, log = (self.folder / f"{workload}-{file_system}.{name}" for name in ("base", "data", "log"))
-        size_bytes = _FILE_SYSTEM_BYTES[file_system]
+        size_bytes = FILE_SYSTEM_BYTES[file_system]
         base.unlink(missing_ok=True)
         with base.open("wb") as file:
             file.truncate(size_bytes)
@@ -64,14 +68,14 @@ class Machine:
             run_tool("mke2fs", "-q", "-t", "ext4", "-b", 4096, "-J", "size=4",
                      "-E", "lazy_itable_init=0,lazy_journal_init=0", base)  # fmt: skip
         else:
-            run_tool("mkfs.xfs", "-q", "-f", base)
+            run_tool("mkfs.xfs", "-q", "-f", base, env=os.environ | _SMALL_XFS)
         with base.open("r+b") as file:
             file.truncate(size_bytes + MARK_BYTES)
         shutil.copyfile(base, data)
         log.unlink(missing_ok=True)
         with log.open("wb") as file:
             file.truncate(1 << 30)
-        self._boot(f"nearflash.work={workload} nearflash.fs={file_system}", [
+        self._boot(f"nearflash.action=record nearflash.work={workload} nearflash.fs={file_system}", [
             "-blockdev", f"driver=file,filename={data},node-name=data",
             "-blockdev", f"driver=file,filename={log},node-name=log",
             "-blockdev", "driver=blklogwrites,file=data,log=log,log-sector-size=512,node-name=logged",
@@ -80,7 +84,17 @@ class Machine:
         data.unlink()
         return base, log
 
-    def _boot(self, words: str, drives: list[str], seconds: int) -> None:
+    def check(self, workload: str, file_system: str, images: Path, cases: Path, seconds: int) -> list[str | None]:
+        """Mount each image of a file in a guest, and check it; what is wrong with each. cases: JSON of the marks."""
+        words = f"nearflash.action=check nearflash.work={workload} nearflash.fs={file_system}"
+        drives = [
+            *("-drive", f"file={images},if=none,id=images,format=raw", "-device", "nvme,drive=images,serial=images"),
+            *("-drive", f"file={cases},if=none,id=cases,format=raw", "-device", "nvme,drive=cases,serial=cases"),
+        ]
+        lines = self._boot(words, drives, seconds).splitlines()
+        return [json.loads(line.partition("RESULT ")[2]) for line in lines if "RESULT " in line]
+
+    def _boot(self, words: str, drives: list[str], seconds: int) -> str:
         console = f"console=ttyS0 quiet root=/dev/nvme0n1 ro init=/init panic=-1 {words}"
         start = time.monotonic()
         done = run_tool(
@@ -91,7 +105,8 @@ class Machine:
         )  # fmt: skip
         if "guest ended with 0" not in done.stdout:
             raise RuntimeError(f"the guest must end with 0:\n{done.stdout[-6000:]}")
-        print(f"recorded in {time.monotonic() - start:.0f} s ({words})", flush=True)
+        print(f"guest: {words}, {time.monotonic() - start:.0f} s", flush=True)
+        return done.stdout
 
     # The root image
 
@@ -144,7 +159,7 @@ class Machine:
         for name in ("bin", "dev", "proc", "sys", "tmp", "mnt", "modules"):
             (tree / name).mkdir(exist_ok=True)
         shutil.copy2(shutil.which("busybox") or "busybox", tree / "bin/busybox")
-        for number, name in enumerate(("libcrc32c", "xfs")):  # in the order in which they need each other
+        for number, name in enumerate(("libcrc32c", "xfs", "loop")):  # in the order in which they need each other
             module = next((self.folder / "kernel/lib/modules").rglob(f"{name}.ko"))
             shutil.copy2(module, tree / f"modules/{number}-{name}.ko")
         init = tree / "init"

@@ -58,7 +58,7 @@ class Log:
         self._marked = [(at, entry.mark) for at, entry in enumerate(self.entries) if entry.mark is not None]
 
     def cuts(self, base: Path, count: int, seed: int, *, flushes: bool = True) -> Iterator[Cut]:
-        """So many random moments after the first mark. flushes=False, the control: the drive ignores them."""
+        """So many random moments after the first mark. flushes=False, the control: the drive ignores those after it."""
         rng = random.Random(seed)
         first = next(at for at, mark in self._marked if "done" in mark)
         moments = sorted(rng.randrange(first, len(self.entries)) for _ in range(count))
@@ -66,7 +66,7 @@ class Log:
         for moment in moments:
             while position <= moment:
                 entry = self.entries[position]
-                if entry.flags & _FLUSH and flushes:
+                if entry.flags & _FLUSH and (flushes or position <= first):
                     for before in pending:
                         _apply(durable, before)
                     pending = []
