@@ -265,6 +265,23 @@ def test_a_write_that_fails_loses_no_durable_block(tmp_path):
         assert found(store, range(100)) == there
 
 
+def test_blocks_are_settled_where_memory_ends(tmp_path):
+    """Whoever waited for them hung, where an error without a name came up in another thread."""
+
+    class Full(PositionalBackend):
+        def write(self, fd, memory, offset):
+            raise MemoryError
+
+    with open_store(tmp_path / "blocks") as store:
+        assert put(store, [1]) == [True]
+        file = store._files[0]._file
+        before, file.backend = file.backend, Full()
+        late = store.submit_put([key(number) for number in range(2, 60)], [data(number) for number in range(2, 60)])
+        assert not any(late.result(10))
+        file.backend = before
+        assert put(store, [2]) == [True] and found(store, [1, 2]) == [1, 2]
+
+
 def test_segments_whose_records_cannot_be_read_are_misses_and_named(tmp_path, caplog):
     backend = OneBadPlace()
     with open_store(tmp_path / "blocks") as store:

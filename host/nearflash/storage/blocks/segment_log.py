@@ -128,7 +128,7 @@ class SegmentLog:
     def drain(self) -> None:
         """Wait until all batches are committed."""
         while self._commits:
-            self._commits.popleft().result()
+            wait([self._commits.popleft()])
 
     def submit(self, blocks: Sequence[Put]) -> "Future[int]":
         """Store blocks, a segment's at most, those of stopped transfers left out; one thread at a time calls.
@@ -137,13 +137,17 @@ class SegmentLog:
         room, none where the drive fails, which takes no more blocks then.
         """
         while len(self._commits) >= _BATCHES:
-            self._commits.popleft().result()
+            wait([self._commits.popleft()])
         batch = self._open_batch()
         try:
             done = 0 if self.failed else self._stage_all(batch, blocks)
         except StateError as error:
             self._fail(error)
             done = 0
+        except BaseException:
+            with self._lock:
+                self._batches.remove(batch)
+            raise
         self._commits.append(self._committer.submit(self._commit, batch, done))
         return self._commits[-1]
 

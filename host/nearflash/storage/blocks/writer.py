@@ -1,5 +1,6 @@
 """The thread that stores what was put into a file: whatever waits goes in one batch, under one flush."""
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from nearflash.storage.blocks.block_file import BlockFile
 from nearflash.storage.blocks.segment_log import Put
 
 __all__ = ["BlockWriter"]
+
+_log = logging.getLogger(__name__)
 
 
 class BlockWriter:
@@ -54,7 +57,12 @@ class BlockWriter:
             fresh = {key: (transfer, number, key, data) for transfer, number, key, data in reversed(blocks)
                      if key not in self._file.index and key not in self._storing}  # fmt: skip
             self._storing.update(key for *_, key, _ in blocks)
-        stored = self._file.submit_write(list(reversed(fresh.values())))
+        try:
+            stored = self._file.submit_write(list(reversed(fresh.values())))
+        except Exception:  # whoever waits for them, or for those behind them, must not wait forever
+            _log.exception("%d blocks are not stored", len(blocks))
+            self._end(blocks)
+            return
         stored.add_done_callback(lambda _: self._end(blocks))
 
     def _end(self, blocks: Sequence[Put]) -> None:
