@@ -2,7 +2,8 @@
 
 python engine.py MODEL TIER STEPS: TIER is the tier's configuration as JSON ("": no offloading); each of STEPS is a
 prompt (token ids), whose tokens are printed, or a name: "remove" the tier's file, "full": no write finds room any more,
-"slow": each write takes 0.3 s. GPU memory holds two prompts of 400 tokens, the host's memory less than two.
+"slow": each write takes a second, and prompts do not wait for the tier's
+stores any more. GPU memory and the host's each hold two prompts of 400 tokens.
 """
 
 import errno
@@ -19,7 +20,7 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"
 def offloading(tier):
     from vllm.config import KVTransferConfig
 
-    extra = {"spec_name": "HostSpec", "spec_module_path": "host_spec", "cpu_bytes_to_use": 8 << 20,
+    extra = {"spec_name": "HostSpec", "spec_module_path": "host_spec", "cpu_bytes_to_use": 10 << 20,
              "secondary_tiers": [tier]}  # fmt: skip
     return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra)
 
@@ -33,7 +34,7 @@ def disturb(store, step):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def wait(*arguments):
-        time.sleep(0.3)
+        time.sleep(1)
         return write(*arguments)
 
     if step == "remove":
@@ -70,6 +71,8 @@ def main(model, tier, steps):
         tokens.append(list(result.outputs[0].token_ids))
         cached.append(result.num_cached_tokens)
         print(json.dumps({"tokens": tokens[-1]}), flush=True)
+        if tier and "slow" not in steps:
+            finish(manager)
     store = finish(manager) if tier else None
     print(json.dumps({"tokens": tokens, "cached": cached, "store": store}), flush=True)
     core.shutdown()
