@@ -59,9 +59,11 @@ durations: venv ## processor seconds of make test by area, and its slowest tests
 test-rest: venv # what make test leaves, until the second NEARFLASH_TESTS_UNTIL where that is set; for .ci/run
 	$(PYTEST) -m full $(STUCK) $(AREAS)
 
-test-serving: venv ## vLLM in .venv-serving (3.5 GB) with the tier on drives: tests/serving
-	test -e .venv-serving/.stamp || bash .ci/serving.sh
+test-serving: venv ## serving engines in .venv-serving (4 GB) with blocks on drives: tests/serving
+	test .venv-serving/.stamp -nt .ci/serving.sh || bash .ci/serving.sh
 	$(PY) -m pytest -q -m "full or not full" tests/serving
+	PYTHONPATH=host .venv-serving/bin/python -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider \
+		tests/serving/test_sglang.py
 
 test-power: venv ## power cuts on a real kernel in QEMU, half an hour: make test-power IMAGES=100 for less
 	bash .ci/power.sh

@@ -29,3 +29,10 @@ def test_a_job_that_the_store_refuses_has_failed():
 def test_a_deadline_of_nothing_is_refused():
     with pytest.raises(CommandError, match="deadline_s must be above 0, not 0"):
         TransferJobs[int](0)
+
+
+def test_a_caller_that_waits_does_so_until_the_deadline():
+    jobs, stuck = TransferJobs[int](0.02), BlockTransfer(2)
+    stuck.settle(1, True)
+    assert jobs.run(2, lambda: stuck) == [False, True] and jobs.run(1, refuse) == [False]
+    assert (jobs.expired, len(jobs)) == (1, 0)

@@ -90,7 +90,7 @@ LEAN = {
     "device": {"numpy"},
     "weights": {"numpy", "crc32c", "torch", "transformers", "accelerate", "safetensors", "triton"},
     "storage": {"numpy", "crc32c"},
-    "serving": {"numpy", "vllm"},
+    "serving": {"numpy", "torch", "vllm", "sglang", "lmcache"},
     "explore": {"numpy", "matplotlib"},
     "bench.runner": set(),
     "cli": set(),

@@ -9,7 +9,7 @@ from typing import Any
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.storage.blocks import BlockStore
 
-__all__ = ["open_tier_store"]
+__all__ = ["model_files", "open_tier_store"]
 
 _NAME_CHARACTERS = 200
 
@@ -34,3 +34,10 @@ def open_tier_store(
         raise StateError(f"{folder} must be a folder for blocks ({error.strerror}): give another path") from error
     files = [folder / f"{digest[:32]}.blocks" for folder in folders]
     return BlockStore(files, capacity_bytes, block_bytes, f"{model[:_NAME_CHARACTERS]} {digest}", **options)
+
+
+def model_files(model: str) -> list[list[Any]]:
+    """Names, lengths and times of a local model's files: a model that is trained on under its name is another one."""
+    folder = Path(model)
+    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.json")) if folder.is_dir() else []
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]

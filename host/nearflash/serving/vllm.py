@@ -12,7 +12,6 @@ Source: vllm.v1.kv_offload.tiering.base.
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from nearflash.serving.interface import check_interface
 from nearflash.serving.jobs import TransferJobs
-from nearflash.serving.tier_store import open_tier_store
+from nearflash.serving.tier_store import model_files, open_tier_store
 
 __all__ = ["NearflashTier"]
 
@@ -165,17 +164,10 @@ def _fields(config: Any, namespace: str) -> dict[str, Any]:
     parallel = config.parallel
     layout = [[list(group.layer_names), group.tokens_per_block] for group in config.groups]
     return {
-        "engine": "vllm", "namespace": namespace, "model": config.model.name, "files": _model_files(config.model.name),
+        "engine": "vllm", "namespace": namespace, "model": config.model.name, "files": model_files(config.model.name),
         "dtype": str(config.model.dtype), "groups": layout, "cache": asdict(config.cache),
         "bytes": config.worker_kv_bytes_per_block, "replicated": config.replicated_layout,
         "canonical": [config.canonical_layout, config.kv_cache_layout],
         "parallel": [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.rank],
         "replica": parallel.data_parallel_index,
     }  # fmt: skip
-
-
-def _model_files(model: str) -> list[list[Any]]:
-    """Names, lengths and times of a local model's files: a model that is trained on under its name is another one."""
-    folder = Path(model)
-    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.json")) if folder.is_dir() else []
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
