@@ -63,7 +63,7 @@ test-serving: venv ## serving engines in .venv-serving (4 GB) with blocks on dri
 	test .venv-serving/.stamp -nt .ci/serving.sh || bash .ci/serving.sh
 	$(PY) -m pytest -q -m "full or not full" tests/serving
 	PYTHONPATH=host .venv-serving/bin/python -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider \
-		tests/serving/test_sglang.py
+		tests/serving/test_sglang.py tests/serving/test_lmcache.py
 
 test-power: venv ## power cuts on a real kernel in QEMU, half an hour: make test-power IMAGES=100 for less
 	bash .ci/power.sh

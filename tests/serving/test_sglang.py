@@ -191,7 +191,7 @@ def test_what_it_cannot_keep_is_refused_by_name(attach, tmp_path, monkeypatch):
     assert storage.clear() is False
     with pytest.raises(UnsupportedError, match="one tensor-parallel rank, not 2"):
         attach(is_mla_model=True)
-    with pytest.raises(CommandError, match="path and capacity_bytes must be a folder and bytes"):
+    with pytest.raises(CommandError, match="capacity_bytes must be a whole number, not None"):
         attach(config=configure(tmp_path, extra={"capacity_bytes": None}))
     monkeypatch.setattr(hicache.HiCacheStorage, "batch_get_v1", lambda self, keys: [])
     with pytest.raises(UnsupportedError, match=r"SGLang must call batch_get_v1\('keys', 'host_indices'"):

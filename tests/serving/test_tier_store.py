@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nearflash.abi.errors import CommandError
-from nearflash.serving.tier_store import open_tier_store
+from nearflash.serving.tier_store import TierSettings, open_tier_store
 
 KEY, BLOCK = b"k" * 32, 8192
 
@@ -28,3 +28,16 @@ def test_a_capacity_that_is_no_number_is_refused(tmp_path):
     with pytest.raises(CommandError, match="capacity_bytes must be a whole number, not '1GB'"):
         open_tier_store(str(tmp_path), "1GB", BLOCK, "a/model", {})
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_an_engine(tmp_path, caplog):
+    given = {"path": str(tmp_path), "capacity_bytes": 64 * BLOCK, "direct": False, "unheard_of": 1}
+    settings = TierSettings.read(given)
+    assert "nearflash knows no unheard_of: ignored" in caplog.text
+    with settings.open(BLOCK, "a/model", {}, 0.5) as half:
+        assert sum(path.stat().st_size for path in tmp_path.glob("*.blocks")) <= 32 * BLOCK
+        half.put([KEY], [np.zeros(BLOCK, np.uint8)])
+    with TierSettings.read(given | {"namespace": "v2"}).open(BLOCK, "a/model", {}) as other:
+        assert other.contains([KEY]) == [False]
+    with pytest.raises(CommandError, match="the configuration must have capacity_bytes and path"):
+        TierSettings.read({})

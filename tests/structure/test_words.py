@@ -118,6 +118,7 @@ PROSE = {
 }
 #: Names, and places, where the word means what it means in the field, each with its reason.
 JUSTIFIED = {
+    "extra_info": "a parameter of SGLang's interface",
     "copy_format": "the device contract's CopyFormat",
     "keep_tail": "the glossary's own name for attending to the unindexed suffix",
     "write_behind": "a cache's write-behind",

@@ -1,5 +1,6 @@
 """Transfers of an engine's jobs, each with a deadline after which it has failed, whatever the drive still does."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -11,6 +12,7 @@ from nearflash.storage.blocks.transfer import BlockTransfer
 __all__ = ["TransferJobs"]
 
 J = TypeVar("J", bound=Hashable)
+_log = logging.getLogger(__name__)
 
 
 class TransferJobs(Generic[J]):
@@ -77,7 +79,8 @@ class TransferJobs(Generic[J]):
 def _submit(blocks: int, submit: Callable[[], BlockTransfer]) -> BlockTransfer:
     try:
         return submit()
-    except NearflashError:
+    except NearflashError as error:
+        _log.warning("%d blocks are refused: %s", blocks, error)
         refused = BlockTransfer(blocks)
         refused.stop()
         return refused

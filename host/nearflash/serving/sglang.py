@@ -1,8 +1,7 @@
 """A storage back end of SGLang's HiCache: pages on a drive of this machine, checked, bounded, kept over restarts.
 
---hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name": "nearflash",
-"module_path": "nearflash.serving.sglang", "class_name": "NearflashStorage", "interface_v1": 1, "path": "/mnt/nvme/kv",
-"capacity_bytes": 500000000000}'.
+Back end "dynamic", with this extra configuration: {"backend_name": "nearflash", "interface_v1": 1, "module_path":
+"nearflash.serving.sglang", "class_name": "NearflashStorage", "path": "/mnt/nvme/kv", "capacity_bytes": 500000000000}.
 
 A damaged page, a drive that fails, and a load of more than `deadline_s` seconds are misses: SGLang computes the tokens.
 Checked against the classes of sglang 0.5.23; another interface is refused at the start.
@@ -27,10 +26,10 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from nearflash.abi.errors import CommandError, StateError, UnsupportedError
+from nearflash.serving.host_pages import HostPages, describe_pool, page_bytes
 from nearflash.serving.interface import check_interface
 from nearflash.serving.jobs import TransferJobs
-from nearflash.serving.page_pool import PagePool, describe_pool, page_bytes
-from nearflash.serving.tier_store import model_files, open_tier_store
+from nearflash.serving.tier_store import TierSettings, model_files
 
 __all__ = ["NearflashStorage"]
 
@@ -60,9 +59,8 @@ class NearflashStorage(HiCacheStorage):
     """See the module. Calls come from SGLang's own threads of prefetches and backups, which may wait for a drive: none
     does for longer than deadline_s.
 
-    Of extra_config: path, capacity_bytes (of this rank's files, which have them from the start), deadline_s, namespace,
-    weights, in_flight_bytes, direct: see nearflash.serving.vllm. Each pool of SGLang's has a file, of a share of
-    capacity_bytes by the length of its page.
+    Of extra_config: nearflash.serving.tier_store.TierSettings, capacity_bytes of this rank's files together: each pool
+    of SGLang's has a file, of a share by the length of its page.
     Raises UnsupportedError for another SGLang and for ranks that share pages; CommandError, StateError.
     """
 
@@ -74,11 +72,11 @@ class NearflashStorage(HiCacheStorage):
                 "its ranks share pages, and a file has one process"
             )
         self._config = storage_config
-        settings = dict(storage_config.extra_config or {})
-        self._settings = {name: value for name, value in settings.items() if name not in _FACTORY_KEYS}
-        deadline_s = float(self._settings.pop("deadline_s", 10.0))
+        given = storage_config.extra_config or {}
+        self._settings = TierSettings.read({name: given[name] for name in given.keys() - _FACTORY_KEYS})
+        deadline_s = self._settings.deadline_s
         self._loads, self._stores = TransferJobs[int](deadline_s), TransferJobs[int](deadline_s)
-        self._pools: dict[str, PagePool] = {}
+        self._pools: dict[str, HostPages] = {}
 
     # Pools
 
@@ -94,21 +92,15 @@ class NearflashStorage(HiCacheStorage):
                 self.close()
                 raise
 
-    def _open(self, name: str, pool: Any, share: float) -> PagePool:
-        settings, config = dict(self._settings), self._config
-        path, capacity = settings.pop("path", None), settings.pop("capacity_bytes", None)
-        if not path or type(capacity) is not int:
-            raise CommandError(f"path and capacity_bytes must be a folder and bytes, not {path!r} and {capacity!r}")
-        model = config.model_name or ""
-        fields = {
-            "engine": "sglang", "namespace": settings.pop("namespace", ""), "model": model, "files": model_files(model),
-            "pool": name, "layout": describe_pool(pool), "ranks": {rank: getattr(config, rank) for rank in _RANKS},
-        }  # fmt: skip
-        store = open_tier_store(path, int(capacity * share), page_bytes(pool), model, fields, **settings)
-        return PagePool(pool, store, self._loads, self._stores)
+    def _open(self, name: str, pool: Any, share: float) -> HostPages:
+        config, model = self._config, self._config.model_name or ""
+        facts = {"engine": "sglang", "model": model, "files": model_files(model), "pool": name,
+                 "layout": describe_pool(pool), "ranks": {rank: getattr(config, rank) for rank in _RANKS}}  # fmt: skip
+        store = self._settings.open(page_bytes(pool), model, facts, share)
+        return HostPages(pool, store, self._loads, self._stores)
 
     @property
-    def _kv(self) -> PagePool:
+    def _kv(self) -> HostPages:
         if (pool := self._pools.get(str(PoolName.KV))) is None:
             raise StateError("the host's pool must be registered before pages are stored or loaded")
         return pool

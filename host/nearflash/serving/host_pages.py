@@ -13,10 +13,10 @@ from nearflash.abi.errors import CommandError
 from nearflash.serving.jobs import TransferJobs
 from nearflash.storage.blocks import BlockStore
 
-__all__ = ["PagePool", "describe_pool", "page_bytes"]
+__all__ = ["HostPages", "describe_pool", "page_bytes"]
 
 
-class PagePool:
+class HostPages:
     """Pages go to the store and back by way of flat copies, so that every layout of SGLang's works.
 
     Calls wait no longer than the deadline of `loads` and `stores`.
@@ -71,7 +71,7 @@ def page_bytes(pool: Any) -> int:
 
 
 def describe_pool(pool: Any) -> dict[str, Any]:
-    """What makes pages of pools incompatible."""
+    """List facts of a pool in which its pages must agree, as JSON values."""
     named = ("layout", "dtype", "page_size", "start_layer", "end_layer", "head_num", "head_dim", "storage_format_tag")
     return {"bytes": page_bytes(pool)} | {name: str(getattr(pool, name, None)) for name in named}
 
