@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-torch = pytest.importorskip("torch")
 WHY = "LMCache's classes are in .venv-serving: make test-serving"
 base = pytest.importorskip("lmcache.v1.distributed.l2_adapters.base", reason=WHY)
 
+import torch  # noqa: E402
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.fault_inject_l2_adapter import FaultInjectL2Adapter  # noqa: E402

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-torch = pytest.importorskip("torch")
 WHY = "SGLang's classes are in .venv-serving: make test-serving"
 hicache = pytest.importorskip("sglang.srt.mem_cache.hicache_storage", reason=WHY)
 
+import torch  # noqa: E402
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 
 from nearflash.abi.errors import CommandError, UnsupportedError  # noqa: E402
