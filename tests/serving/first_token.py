@@ -69,8 +69,9 @@ def measure(arguments, folder):
     size = block_bytes(arguments.model)
     options = {} if arguments.tier == "none" else {
         "kv_transfer_config": offloading(arguments.tier, folder, blocks, size, not arguments.buffered)}  # fmt: skip
-    llm = LLM(str(arguments.model), enforce_eager=True, dtype="float32", max_model_len=max(arguments.lengths) + 64,
-              max_num_seqs=1, block_size=BLOCK_TOKENS, num_gpu_blocks_override=blocks, enable_prefix_caching=True,
+    longest = max(arguments.lengths) + BLOCK_TOKENS
+    llm = LLM(str(arguments.model), enforce_eager=True, dtype="float32", max_model_len=longest, max_num_seqs=1,
+              block_size=BLOCK_TOKENS, num_gpu_blocks_override=blocks, enable_prefix_caching=True,
               **options)  # fmt: skip
     core = llm.llm_engine.engine_core.engine_core
     manager = core.scheduler.connector.connector_scheduler.manager if options else None
