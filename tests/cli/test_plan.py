@@ -110,6 +110,28 @@ def test_a_file_of_a_machine_is_read(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("It fits mine: ")
 
 
+def test_a_plan_for_ranks_states_the_bytes_of_each(tmp_path, capsys):
+    out, options = tmp_path / "plan.json", ("--hardware", "t4", "--gpu-memory", 0.02, "--prompts", 8, "--ranks", 2)
+    run("plan", MODEL, *options, "--json", "-o", out)
+    found = json.loads(capsys.readouterr().out)
+    assert [each["layers"] for each in found["ranks"]] == [[0, 3], [3, 6]]
+    tokens = found["block_sequences"] * 32
+    for link, size in found["bytes_per_token"].items():
+        assert sum(each["bytes"].get(link, 0) for each in found["ranks"]) == pytest.approx(size * tokens)
+    assert found["seconds"] == found["seconds_to_first_token"] + found["decode_seconds"]
+    assert read_plan(out).ranks == 2
+    with pytest.raises(PlanError, match="this one is for 2, not 1; make it again: nearflash plan MODEL --ranks 1"):
+        read_plan(out).check(*model_shape(MODEL))
+    run("plan", MODEL, *options)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("It fits 2 ranks of t4: ")
+    assert [line.partition(":")[0] for line in lines if line.startswith("rank ")] == [
+        "rank 0 of 2, layers 0 to 2", "rank 1 of 2, layers 3 to 5",
+    ]  # fmt: skip
+    with pytest.raises(CommandError, match="picture must be left out with ranks"):
+        run("plan", MODEL, *options, "--picture", tmp_path / "plan.png")
+
+
 def test_tune_keeps_the_plan_beside_the_model(bare, tmp_path, capsys):
     with pytest.raises(CommandError, match="must be a folder to keep a plan in"):
         run("tune", bare, "--hardware", "t4")

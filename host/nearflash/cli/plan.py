@@ -17,6 +17,7 @@ _EXAMPLES = """examples:
   nearflash plan DIR --prompt-len 512 --gen-len 32
   nearflash plan DIR --hardware t4 --prompts 256 --bits 4 --picture plan.png
   nearflash plan opt-175b/config.json --hardware machine.toml --json -o plan.json
+  nearflash plan DIR --ranks 2 -o plan.json
 Then: nearflash generate --model DIR --prompts FILE --plan plan.json
 """
 _TUNE_EXAMPLES = """examples:
@@ -72,6 +73,9 @@ def _parser(subparsers: Any, name: str, description: str, examples: str) -> argp
         help="Try weights of 16 or 4 bits (default: 16).")  # fmt: skip
     add("--cache-bits", type=int, nargs="+", choices=(16, 4), default=[16], metavar="BITS",
         help="Try a KV cache of 16 or 4 bits (default: 16).")  # fmt: skip
+    add("--ranks", type=positive, default=1, metavar="N",
+        help="Plan for a pipeline of N processes, each of which has a part of the layers and a machine, or a part of "
+        "one, like the profile's (default: %(default)s).")  # fmt: skip
     add("--max-seconds", type=_seconds, metavar="S", help="Finish all prompts of a block in this time.")
     add("--json", action="store_true", help="Print one JSON object.")
     return parser
@@ -89,6 +93,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     for file in (arguments.output, arguments.picture, arguments.curve):
         if file is not None:
             check_replaceable(file)
+    if arguments.picture is not None and arguments.ranks > 1:
+        raise CommandError("picture must be left out with ranks: it draws one process's memory and time")
     sought = _sought(arguments)
     plan = _search(sought)
     if arguments.output:
@@ -147,13 +153,13 @@ def _print(arguments: argparse.Namespace, found: Any, points: list[dict[str, Any
 
 
 def _search(sought: Any) -> Any:
-    from nearflash.planning.search import search
+    from nearflash.planning.pipeline import search_pipeline
 
-    return search(*sought)
+    return search_pipeline(*sought)
 
 
 def _sought(arguments: argparse.Namespace) -> Any:
-    """Shape, machine, workload and space of what is searched."""
+    """Shape, machine, workload, space and ranks of what is searched."""
     from nearflash.offload.machine.plan import machine_here, model_shape
     from nearflash.planning.profile import load_machine
     from nearflash.planning.search import Space, Workload
@@ -170,4 +176,4 @@ def _sought(arguments: argparse.Namespace) -> Any:
     machine = machine.with_memory(**{tier: budget for tier, budget in budgets.items() if budget is not None})
     space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_block_s=arguments.max_seconds,
                   max_sequences=arguments.prompts, stored_fraction=stored_fraction)  # fmt: skip
-    return shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space
+    return shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space, arguments.ranks

@@ -27,15 +27,15 @@ from nearflash.offload.cache.engines import KvPlaces, check_engines, engine_tier
 from nearflash.offload.report import OffloadProgress, OffloadResult
 from nearflash.offload.results import Results, prompt_digest
 from nearflash.offload.run import OffloadRun, RunContext, RunRequest
-from nearflash.offload.schedule.pipeline import open_stage
+from nearflash.offload.schedule.pipeline import open_stage, place_rank
 from nearflash.offload.tiers.ledger import COMPUTE, Budgets, Ledger
 from nearflash.offload.tiers.link import DeviceLink
-from nearflash.offload.tiers.placement import place_units
 from nearflash.offload.weights.experts.cache import ExpertCache
 from nearflash.offload.weights.experts.mixture import MixtureLayer, find_mixtures
 from nearflash.offload.weights.experts.patch import ExpertPatch
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.offload.weights.skeleton import Skeleton, find_weights, open_skeleton
+from nearflash.planning.placement import place_units
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.weights.on_device import DeviceExpander
 from nearflash.weights.pretrained import load_tokenizer
@@ -67,7 +67,8 @@ def generate(
 class OffloadedModel:
     """A folder's model with its weights on the tiers of a policy. Close it, or use it as a context manager.
 
-    dtype: what is computed in; None: what the checkpoint is stored in. device: `cpu`, or `cuda` for torch's GPU.
+    dtype: what is computed in; None: what the checkpoint is stored in. device: `cpu`, or `cuda` for torch's GPU, of
+    several ranks the one of the local rank.
     budgets: bytes of each tier that may be taken; refused with CommandError before anything is computed.
     scratch: folder of the file of what lies on disk beside weights; None: the system's for temporary files.
     direct: read weights past the page cache.
@@ -95,9 +96,9 @@ class OffloadedModel:
         self._sources = self._name_sources()
         if policy.weight_bits == 4:
             find_weights(self.model).bits = 4
-        self.link = DeviceLink(device)
+        self.link = DeviceLink(place_rank(device, torch.cuda.device_count()))
         sources = self.skeleton.layer_sources
-        self.stage = open_stage(len(sources))
+        self.stage = open_stage(len(sources), self.ledger.count_bytes)
         for number, layer in enumerate(sources):
             if not self.stage.owns(number):
                 layer.clear()

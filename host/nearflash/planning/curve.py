@@ -5,24 +5,25 @@ from dataclasses import replace
 from typing import Any
 
 from nearflash.abi.errors import PlanError
+from nearflash.planning.pipeline import search_pipeline
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.planning.profile import Machine
-from nearflash.planning.search import Plan, Space, search
+from nearflash.planning.search import Plan, Space
 from nearflash.planning.shapes import ModelShape
 from nearflash.planning.terms import Workload
 
 __all__ = ["curve_points", "plan_curve"]
 
 
-def plan_curve(shape: ModelShape, machine: Machine, workload: Workload, space: Space) -> Iterator[Plan]:
-    """The plans, the smallest block first; numbers of prompts whose best plan is that of fewer are left out.
+def plan_curve(shape: ModelShape, machine: Machine, workload: Workload, space: Space, ranks: int = 1) -> Iterator[Plan]:
+    """The plans for so many ranks, the smallest block first; numbers of prompts planned as fewer are left out.
 
     As far as space.max_sequences, 4,096 without one. Raises PlanError where not even one sequence fits.
     """
     most, number, before = space.max_sequences or 4096, 1, list[OffloadPolicy]()
     while number < 2 * most:
         try:
-            plan = search(shape, machine, workload, replace(space, max_sequences=min(number, most)))
+            plan = search_pipeline(shape, machine, workload, replace(space, max_sequences=min(number, most)), ranks)
         except PlanError:
             if not before:
                 raise

@@ -10,6 +10,7 @@ from nearflash.planning.cost import predict
 from nearflash.planning.policy import Shares
 from nearflash.planning.profile import Machine
 from nearflash.planning.search import Plan, tokens_per_second_at_best
+from nearflash.planning.stages import StageShape
 from nearflash.planning.terms import PolicyOptions
 
 __all__ = ["Change", "changes", "count_written_bytes", "explain", "one_line", "summary", "tokens_per_dollar"]
@@ -60,8 +61,9 @@ def one_line(plan: Plan) -> str:
     """Will it fit, how fast, how many bytes and how much wear."""
     prediction, wear = plan.prediction, sum(count_written_bytes(plan))
     disk = sum(prediction.bytes_per_token.get(f"{what} disk to host", 0.0) for what in ("weights", "cache"))
+    ranks = "" if plan.ranks == 1 else f"{plan.ranks} ranks of "
     return (
-        f"It fits {plan.machine.name}: {prediction.tokens_per_second:.3g} token/s over {plan.policy.block_size} "
+        f"It fits {ranks}{plan.machine.name}: {prediction.tokens_per_second:.3g} token/s over {plan.policy.block_size} "
         f"sequences at once, {_seconds(prediction.seconds)} for all their {prediction.generated_tokens} tokens, "
         f"{_bytes(disk)} read from disk a token, {_bytes(wear)} written to flash; it waits for "
         f"{_waits(prediction.bottleneck)}."
@@ -69,7 +71,9 @@ def one_line(plan: Plan) -> str:
 
 
 def changes(plan: Plan) -> list[Change]:
-    """Speeds with a quarter more of each memory or rate, the most useful first; none below 1 %."""
+    """Speeds with a quarter more of each memory or rate, the most useful first; none below 1 %, nor of ranks."""
+    if plan.stages:
+        return []
     machine, now = plan.machine, plan.prediction.tokens_per_second
     gains: list[Change] = []
     for tier in ("gpu", "host"):
@@ -118,6 +122,8 @@ def explain(plan: Plan) -> Iterator[str]:
             fraction = f"{peak.peak_bytes / peak.limit_bytes:.0%} of {_bytes(peak.limit_bytes)}"
             yield (f"  {peak.tier:<12}{_bytes(peak.prefill_bytes)} in prefill, {_bytes(peak.decode_bytes)} in decode "
                    f"({fraction})")  # fmt: skip
+    for stage in plan.stages:
+        yield _stage_line(stage)
     disk, device = count_written_bytes(plan)
     yield f"wear        {_bytes(disk)} written to disk, {_bytes(device)} to near-storage drives, by a block"
     tokens, prices = tokens_per_dollar(plan), plan.machine.prices
@@ -140,6 +146,9 @@ def summary(plan: Plan) -> dict[str, Any]:
         "block_sequences": plan.policy.block_size,
         "tokens_per_second": prediction.tokens_per_second,
         "decode_tokens_per_second": prediction.decode_tokens_per_second,
+        "seconds": prediction.seconds,
+        "seconds_to_first_token": prediction.prefill_s,
+        "seconds_a_step": prediction.decode_s / max(plan.workload.new_tokens - 1, 1),
         "prefill_seconds": prediction.prefill_s,
         "decode_seconds": prediction.decode_s,
         "prefill_parts_seconds": prediction.prefill,
@@ -153,7 +162,37 @@ def summary(plan: Plan) -> dict[str, Any]:
         "bottleneck": prediction.bottleneck,
         "changes": [{"what": change.what, "tokens_per_second": change.tokens_per_second} for change in changes(plan)],
         "text": one_line(plan),
+        "ranks": [_stage_summary(stage) for stage in plan.stages],
     }
+
+
+def _block_bytes(plan: Plan) -> dict[str, float]:
+    """Bytes of a block over each link that is used."""
+    tokens = plan.prediction.generated_tokens
+    return {link: size * tokens for link, size in plan.prediction.bytes_per_token.items() if size}
+
+
+def _stage_summary(plan: Plan) -> dict[str, Any]:
+    """A rank's layers, its work for all groups in seconds, and its bytes of a block by link and by tier."""
+    shape = plan.shape
+    assert isinstance(shape, StageShape)
+    return {
+        "rank": shape.rank,
+        "layers": [shape.first, shape.end],
+        "prefill_seconds": plan.prediction.prefill_s,
+        "decode_seconds": plan.prediction.decode_s,
+        "bytes": _block_bytes(plan),
+        "peak_bytes": {tier: peak.peak_bytes for tier, peak in plan.peaks.items()},
+    }
+
+
+def _stage_line(plan: Plan) -> str:
+    shape, prediction = plan.shape, plan.prediction
+    assert isinstance(shape, StageShape)
+    moved = ", ".join(f"{link} {_bytes(size)}" for link, size in _block_bytes(plan).items())
+    held = ", ".join(f"{tier} {_bytes(peak.peak_bytes)}" for tier, peak in plan.peaks.items() if peak.peak_bytes)
+    return (f"{shape.name}: busy {_seconds(prediction.prefill_s)} in prefill, {_seconds(prediction.decode_s)} in "
+            f"decode; of a block {moved or 'nothing moved'}; at most {held}")  # fmt: skip
 
 
 def _kinds(plan: Plan) -> str:

@@ -86,10 +86,10 @@ def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Poli
     else:
         fixed = on(outside)
     tokens = workload.prompt_tokens + workload.new_tokens
-    dense = shape.kv_bytes_per_token * options.block_size * tokens
+    dense = shape.kv_bytes_per_token * options.held_size * tokens
     cache = dense * bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
     # Activations between two layers: of one layer at a time.
-    states = shape.element_bytes * shape.hidden * options.block_size * workload.prompt_tokens
+    states = shape.element_bytes * shape.hidden * options.held_size * workload.prompt_tokens
     home = {
         tier: on(weights, f"weights.{tier}") + on(cache, f"cache.{tier}") + on(states, f"activations.{tier}")
         for tier in ("gpu", "host", "disk")

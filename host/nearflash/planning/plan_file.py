@@ -21,7 +21,7 @@ from nearflash.support.tables import TableReader, read_json
 __all__ = ["PLAN_NAME", "PlanFile", "plan_text", "read_plan", "write_plan"]
 
 PLAN_NAME = "nearflash-plan.json"
-_FORMAT, _VERSION = "nearflash plan", 3
+_FORMAT, _VERSION = "nearflash plan", 4
 _CLOSE = 0.01
 """Of the bytes of compressed weights: a plan leaves more room than that."""
 _MOST_COUNT, _MOST = 1 << 53, 1e300
@@ -51,6 +51,7 @@ class _Stored:
     version: int
     shape_digest: str
     machine: str
+    ranks: int
     workload: Workload
     policy: OffloadPolicy
     prediction: _Prediction
@@ -65,17 +66,18 @@ class PlanFile:
     shape_digest: str
     machine: str
     prediction: dict[str, Any]
+    ranks: int = 1
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """The content of the file of a plan."""
         found = summary(plan)
         prediction = {each.name: found[each.name] for each in fields(_Prediction)}
-        return cls(plan.policy, plan.workload, plan.shape.digest(), plan.machine.name, prediction)
+        return cls(plan.policy, plan.workload, plan.shape.digest(), plan.machine.name, prediction, plan.ranks)
 
-    def check(self, shape: ModelShape, stored_fraction: float = 1.0) -> None:
+    def check(self, shape: ModelShape, stored_fraction: float = 1.0, ranks: int = 1) -> None:
         """Raises PlanError for a model of another shape than the plan's (its dtype's bytes included), or whose weights
-        are stored in another fraction of their bytes: what a plan places would have other sizes.
+        are stored in another fraction of their bytes, and for other ranks: what a plan places would have other sizes.
 
         A plan decides where things lie, never what is computed: it serves every model of these bytes.
         """
@@ -83,6 +85,11 @@ class PlanFile:
             raise PlanError(
                 f"a plan must be for the model that runs it: this one is for shape {self.shape_digest[:12]}, the "
                 f"model's is {shape.digest()[:12]}; make it again: nearflash plan MODEL"
+            )
+        if ranks != self.ranks:
+            raise PlanError(
+                f"a plan must be for the ranks that run it: this one is for {self.ranks}, not {ranks}; make it again: "
+                f"nearflash plan MODEL --ranks {ranks}"
             )
         planned = self.policy.stored_fraction
         if not math.isclose(planned, stored_fraction, rel_tol=_CLOSE):
@@ -119,7 +126,9 @@ def read_plan(file: Path) -> PlanFile:
     if (stored.format, stored.version) != (_FORMAT, _VERSION):
         raise PlanError(f"{what} must have format {_FORMAT!r}, version {_VERSION}, not {stored.format!r}, "
                         f"{stored.version!r}; make it again: nearflash plan MODEL")  # fmt: skip
-    return PlanFile(stored.policy, stored.workload, stored.shape_digest, stored.machine, asdict(stored.prediction))
+    return PlanFile(
+        stored.policy, stored.workload, stored.shape_digest, stored.machine, asdict(stored.prediction), stored.ranks
+    )
 
 
 def _rule(key: str, hint: Any, value: Any) -> str:

@@ -39,7 +39,8 @@ class Space:
     batch_sizes, batch_counts: None for powers of two, as far as any fits, then what lies between those and the best.
     cpu_attention, weight_bits, cache_bits: each value is tried. stored_fraction: of weights that are compressed
     already. read_fraction: of K and V, by attention. max_block_s: longest time of a block. max_sequences: prompts that
-    there are; blocks that divide them evenly are tried too.
+    there are; blocks that divide them evenly are tried too. groups: of batches that ranks compute in turn; predicted
+    times are those of one group.
     """
 
     batch_sizes: Sequence[int] | None = None
@@ -51,6 +52,7 @@ class Space:
     read_fraction: float = 1.0
     max_block_s: float | None = None
     max_sequences: int | None = None
+    groups: int = 1
 
     def share_filled(self, block_size: int) -> float:
         """Share of its blocks' places that the list of prompts fills."""
@@ -60,7 +62,9 @@ class Space:
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy that fits, for a shape, machine and workload, and what to expect of it."""
+    """A policy that fits, for a shape, machine and workload, and what to expect of it; of several ranks, `stages` are
+    the plans of each.
+    """
 
     shape: ModelShape
     machine: Machine
@@ -68,6 +72,12 @@ class Plan:
     policy: OffloadPolicy
     prediction: Prediction
     peaks: dict[str, Peak]
+    stages: tuple["Plan", ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Processes that run it."""
+        return max(1, len(self.stages))
 
 
 def plan_for(shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy) -> Plan:
@@ -123,16 +133,17 @@ def _programs(
     """Seconds a sequence, options and shares of every linear program that has a solution."""
     kinds = list(itertools.product(space.cpu_attention, space.weight_bits, space.cache_bits))
     for cpu_attention, weight_bits, cache_bits in kinds:
-        for size in _sizes(space.batch_sizes, space.max_sequences):
+        for size in _sizes(space.batch_sizes, space.max_sequences, space.groups):
             any_fits = False
-            for count in _sizes(space.batch_counts, space.max_sequences, size):
+            for count in _sizes(space.batch_counts, space.max_sequences, size * space.groups):
                 fractions = space.stored_fraction, space.read_fraction
-                options = PolicyOptions(size, count, cpu_attention, weight_bits, cache_bits, *fractions)
+                bits = weight_bits, cache_bits
+                options = PolicyOptions(size, count, cpu_attention, *bits, *fractions, space.groups)
                 solved = _solve(shape, machine, workload, options, space.max_block_s)
                 if solved is None:
                     break  # more batches need more of everything
                 any_fits = True
-                yield solved[0] / space.share_filled(options.block_size), options, solved[1]
+                yield solved[0] / space.share_filled(options.held_size), options, solved[1]
             if not any_fits:
                 break  # and so do larger ones
 
@@ -145,15 +156,16 @@ def _between(
     for options in best:
         sizes = [options.batch_size] if space.batch_sizes else _near(options.batch_size)
         if space.max_sequences is not None and not space.batch_sizes:
-            sizes += [_even(space.max_sequences, size * options.num_batches, options.num_batches) for size in sizes]
+            batches = options.num_batches * options.groups
+            sizes += [_even(space.max_sequences, size * batches, batches) for size in sizes]
         counts = [options.num_batches] if space.batch_counts else _near(options.num_batches)
         for size, count in itertools.product(sizes, counts):
             near = replace(options, batch_size=size, num_batches=count)
-            if near in tried or (space.max_sequences is not None and near.block_size > space.max_sequences):
+            if near in tried or (space.max_sequences is not None and near.held_size > space.max_sequences):
                 continue
             tried.add(near)
             if solved := _solve(shape, machine, workload, near, space.max_block_s):
-                yield solved[0] / space.share_filled(near.block_size), near, solved[1]
+                yield solved[0] / space.share_filled(near.held_size), near, solved[1]
 
 
 def _near(number: int) -> list[int]:
@@ -228,8 +240,8 @@ def _round(
     shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions, shares: Vector
 ) -> Plan | None:
     """The plan with shares rounded to what a runtime places, moved away from tiers that overflow; None if none fits."""
-    layers = len(shape.layers)
-    grains = {"weights": layers, "cache": layers * options.num_batches, "activations": options.num_batches}
+    layers, batches = len(shape.layers), options.num_batches * options.groups
+    grains = {"weights": layers, "cache": layers * batches, "activations": batches}
     counts = {what: _grains(what, shares, grain) for what, grain in grains.items()}
     tiers = [tier for tier in TIERS if tier in ("gpu", "host") or _exists(f"cache.{tier}", machine)]
     for _ in range(4 * layers + 8):
@@ -237,7 +249,8 @@ def _round(
         by_tier = peaks(shape, machine, workload, policy)
         over = next((peak for peak in by_tier.values() if not peak.fits), None)
         if over is None:
-            return Plan(shape, machine, workload, policy, predict(shape, machine, workload, policy), by_tier)
+            group = replace(policy, num_batches=options.num_batches)
+            return Plan(shape, machine, workload, policy, predict(shape, machine, workload, group), by_tier)
         if not _move(counts, over, by_tier, tiers, grains):
             return None
     return None
@@ -279,7 +292,7 @@ def _policy(options: PolicyOptions, counts: dict[str, dict[str, int]], grains: d
               for what, tiers in counts.items()}  # fmt: skip
     return OffloadPolicy(
         options.batch_size,
-        options.num_batches,
+        options.num_batches * options.groups,
         shares["weights"],
         shares["cache"],
         shares["activations"],

@@ -131,6 +131,11 @@ class ModelShape:
         return self.embedding + (0 if self.tied else self.head) + self.vectors
 
     @property
+    def state_waits(self) -> int:
+        """Layers before which hidden states wait, where these lie elsewhere meanwhile."""
+        return len(self.layers)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token in all layers, not quantised."""
         return self.element_bytes * sum(number * layer.kv for layer, number in self.kinds)

@@ -52,7 +52,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """A policy without its shares."""
+    """A policy without its shares. groups: of num_batches batches each; one of them is computed at a time, the KV cache
+    and the hidden states of all of them are held.
+    """
 
     batch_size: int
     num_batches: int
@@ -61,6 +63,7 @@ class PolicyOptions:
     cache_bits: int = 16
     stored_fraction: float = 1.0
     read_fraction: float = 1.0
+    groups: int = 1
 
     @classmethod
     def of(cls, policy: OffloadPolicy) -> "PolicyOptions":
@@ -70,8 +73,13 @@ class PolicyOptions:
 
     @property
     def block_size(self) -> int:
-        """Sequences of a block."""
+        """Sequences that are computed at a time: a block, or one of its groups."""
         return self.batch_size * self.num_batches
+
+    @property
+    def held_size(self) -> int:
+        """Sequences of all groups."""
+        return self.block_size * self.groups
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class _Sizes:
 
     def __init__(self, shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions) -> None:
         self.shape, self.machine, self.workload, self.options = shape, machine, workload, options
-        block, layers = options.block_size, len(shape.layers)
+        block = options.block_size
         token, seen = shape.kv_bytes_per_token * block, block * shape.visible_kv_bytes(workload.average_tokens)
         ratio = bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
         self.cache_prefill_dense = token * workload.prompt_tokens
@@ -123,7 +131,7 @@ class _Sizes:
         read = seen * options.read_fraction
         self.cache_read, self.cache_read_dense = read * ratio, read
         self.cache_token = token * ratio
-        self.states_token = shape.element_bytes * shape.hidden * block * layers
+        self.states_token = shape.element_bytes * shape.hidden * block * shape.state_waits
         self.states_prefill = self.states_token * workload.prompt_tokens
         self.prefill_tokens = block * workload.prompt_tokens
 
@@ -197,7 +205,7 @@ class _Sizes:
     @property
     def parking(self) -> Vector:
         """Seconds of the requests of hidden states on disk, one of each batch at each layer."""
-        visits = len(self.shape.layers) * self.options.num_batches
+        visits = self.shape.state_waits * self.options.num_batches
         return on(visits * self.machine.disk.request_s if self.machine.disk else 0.0, "activations.disk")
 
 

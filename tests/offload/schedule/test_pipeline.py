@@ -1,19 +1,25 @@
 """Two ranks with half of the layers each give the tokens of one; and the command that they are started with."""
 
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.cli import main as cli
 from nearflash.offload import generate
 from nearflash.offload.commands.options import shares
-from nearflash.offload.schedule.pipeline import PipelineStage
+from nearflash.offload.schedule.pipeline import PipelineStage, place_rank
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.stages import STATES_SENT, TOKENS_SENT
+
+PROMPT, NEW = 64, 5
 
 
 def main(argv):
@@ -57,6 +63,15 @@ def test_two_ranks_give_the_tokens_of_one(saved, prompt_file, plain, family, opt
     assert "rank 0:" in log and "rank 1:" in log
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two ranks on GPUs need a machine with two of them")
+def test_two_ranks_have_a_gpu_each(saved, prompt_file, plain):
+    folder, model = saved("llama")
+    rows, file = prompt_file
+    assert start(2, folder, file, "--device", "cuda", "--weights", "host=1", "--batch-size", "4")[0] == plain(
+        model, rows, 4, 9
+    )
+
+
 def test_ranks_draw_the_same_tokens(saved, prompt_file):
     folder, _ = saved("llama")
     rows, file = prompt_file
@@ -64,6 +79,61 @@ def test_ranks_draw_the_same_tokens(saved, prompt_file):
     found, _ = start(2, folder, file, *drawn, "--weights", "disk=1", "--batch-size", "4")
     policy = OffloadPolicy(4, 1, Shares(disk=1), Shares(host=1), Shares(gpu=1))
     assert found == generate(folder, rows, policy, max_new_tokens=9, temperature=1.3, seed=4).tokens
+
+
+def run_rank(rank, port, folder, rows, policy, scratch, found):
+    """A forked process: no program is started, and nothing imported again."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    report = generate(folder, rows, policy, max_new_tokens=NEW, stop_tokens=(), scratch=scratch).report
+    found.put((rank, report.link_bytes))
+    found.close()
+    found.join_thread()
+    os._exit(0)
+
+
+def bytes_of_ranks(*arguments):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    forked = multiprocessing.get_context("fork")
+    found = forked.Queue()
+    processes = [forked.Process(target=run_rank, args=(rank, port, *arguments, found)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    try:
+        return dict(found.get(timeout=100) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "weights", "cache", "activations"),
+    [
+        (2, Shares(disk=1), Shares(disk=1), Shares(disk=1)),
+        (3, Shares(gpu=0.5, disk=0.5), Shares(host=1), Shares(gpu=1)),
+    ],
+    ids=["all on disk", "half of the weights, groups of two and of one batch"],
+)
+def test_bytes_of_two_ranks_are_the_plans(saved, tmp_path, num_batches, weights, cache, activations):
+    pytest.importorskip("scipy")
+    from nearflash.offload.machine.plan import model_shape
+    from nearflash.planning.pipeline import plan_pipeline
+    from nearflash.planning.profile import load_machine
+    from nearflash.planning.terms import Workload
+
+    folder, _ = saved("llama", num_hidden_layers=5, hidden_size=256, eos_token_id=None)
+    policy = OffloadPolicy(4, num_batches, weights, cache, activations, cpu_attention=True)
+    rows = torch.randint(3, 97, (policy.block_size, PROMPT), generator=torch.Generator().manual_seed(2)).tolist()
+    plan = plan_pipeline(model_shape(folder)[0], load_machine("gpu24"), Workload(PROMPT, NEW), policy, 2)
+    found = bytes_of_ranks(folder, rows, policy, tmp_path)
+    for rank, stage in enumerate(plan.stages):
+        planned = {link: size * policy.block_size * NEW for link, size in stage.prediction.bytes_per_token.items()}
+        names = {link for link in {*planned, *found[rank]} if "gpu" not in link}  # memory of one machine: no link
+        assert names >= {"weights disk to host", (STATES_SENT, TOKENS_SENT)[rank]}
+        for link in names:
+            assert found[rank].get(link, 0) == pytest.approx(planned.get(link, 0), rel=0.02), (rank, link)
 
 
 def test_one_rank_owns_all_layers():
@@ -76,8 +146,19 @@ def test_layers_are_split_evenly():
     assert bounds == [(0, 2), (2, 5), (5, 8)]
     assert [PipelineStage(1, 3, 8).owns(number) for number in (1, 2, 4, 5)] == [False, True, True, False]
     assert PipelineStage(2, 3, 8).is_last and not PipelineStage(1, 3, 8).is_last
-    with pytest.raises(CommandError, match="ranks must be at most 2"):
+    with pytest.raises(CommandError, match="ranks must be between 1 and 2"):
         PipelineStage(0, 3, 2)
+
+
+def test_a_rank_has_the_gpu_of_its_local_number(monkeypatch):
+    assert place_rank("cuda:1", 4) == "cuda:1"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert place_rank("cpu", 0) == "cpu" and place_rank("cuda", 2) == "cuda:1"
+    with pytest.raises(CommandError, match="must have a GPU each: local rank 1 finds 1 GPUs"):
+        place_rank("cuda", 1)
+    with pytest.raises(CommandError, match=r"device must be cuda with several ranks, .* not cuda:1"):
+        place_rank("cuda:1", 2)
 
 
 def test_the_command_writes_results_and_a_trace(saved, prompt_file, plain, tmp_path, capsys):

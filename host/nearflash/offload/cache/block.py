@@ -15,7 +15,7 @@ from nearflash.offload.cache.kv_storage import DiskStorage, KvForm, KvStorage, M
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import DeviceLink, host_memory
-from nearflash.offload.tiers.placement import place_units
+from nearflash.planning.placement import place_units
 from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile

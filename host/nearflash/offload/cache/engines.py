@@ -25,7 +25,7 @@ from nearflash.inference.policy.estimate import index_bytes, read_fraction
 from nearflash.inference.setup import CPU, default_layout
 from nearflash.offload.cache.block import BatchShape, BlockShape
 from nearflash.offload.tiers.ledger import Ledger
-from nearflash.offload.tiers.placement import place_units
+from nearflash.planning.placement import place_units
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.storage.kv import KvLayout, KvShape
 

@@ -7,7 +7,6 @@ the plan's weights, which come as each layer is called, and engines for K and V;
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -33,6 +32,7 @@ from nearflash.offload.cache.engines import BlockEngines, KvPlaces, check_engine
 from nearflash.offload.commands.options import Computing, plan_by_hand
 from nearflash.offload.generation import OffloadedModel
 from nearflash.offload.report import OffloadResult
+from nearflash.offload.schedule.pipeline import count_ranks
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.weights.skeleton import open_skeleton
 from nearflash.planning.policy import OffloadPolicy, Shares
@@ -180,8 +180,7 @@ def _attention_by_plan(
     options, skeleton = job.arguments, cache(lambda: open_skeleton(folder).model)
     if not (one_call or options.policy is not None or job.attention is not None):
         by_hand = plan_by_hand(options)
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if tokens <= SHORT_TOKENS or ranks > 1 or _cache_bits(options, by_hand) != 16:
+        if tokens <= SHORT_TOKENS or count_ranks() > 1 or _cache_bits(options, by_hand) != 16:
             return None, None, ""
         try:
             check_decoder(skeleton())
@@ -364,6 +363,9 @@ def _plan(
     }
     file = _plan_path(arguments)
     if file is None:
+        if (ranks := count_ranks()) > 1:
+            raise CommandError(f"plan must be a file with {ranks} ranks, each of which would search for its own: "
+                               f"nearflash plan MODEL --ranks {ranks} -o FILE")  # fmt: skip
         workload = Workload(prompt_tokens, new_tokens)
         folder = arguments.scratch or Path()
         plan = plan_here(model, workload, sequences, folder, memory, read_fraction=read_fraction)
@@ -372,7 +374,7 @@ def _plan(
         names = ", ".join(name.removesuffix("_bytes") for name in memory)
         raise CommandError(f"{names} must be given with --plan auto: the plan in {arguments.plan} was made for its own")
     plan_file = read_plan(file)
-    plan_file.check(*model_shape(model))
+    plan_file.check(*model_shape(model), count_ranks())
     predicted = plan_file.prediction["tokens_per_second"]
     return plan_file, plan_file.policy, f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
 

@@ -1,1 +1,1 @@
-"""Memory and disk that hold a generation: links to what computes, budgets, shares rounded to units, hidden states."""
+"""Memory and disk that hold a generation: links to what computes, budgets, hidden states."""

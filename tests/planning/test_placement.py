@@ -9,7 +9,7 @@ import torch
 from nearflash.abi.errors import CommandError
 from nearflash.offload.tiers.ledger import Budgets, Ledger
 from nearflash.offload.tiers.link import DeviceLink, StagedBuffer, host_memory
-from nearflash.offload.tiers.placement import place_units
+from nearflash.planning.placement import place_units
 from nearflash.planning.policy import Shares
 
 
