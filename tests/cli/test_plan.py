@@ -103,6 +103,14 @@ def test_a_plan_is_kept_and_drawn(tmp_path, capsys):
     assert f"kept in {out}" in capsys.readouterr().err
 
 
+def test_a_file_that_two_options_name_is_rejected(tmp_path):
+    """Regression: the curve replaced the plan that had just been kept."""
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    with pytest.raises(CommandError, match=r"curve must be another file than output, not '.*link', too"):
+        run("plan", MODEL, "--hardware", "t4", "--curve", tmp_path / "link", "-o", tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+
+
 def test_a_file_of_a_machine_is_read(tmp_path, capsys):
     file = tmp_path / "mine.toml"
     file.write_text(machine_toml(load_machine("gpu24")).replace('name = "gpu24"', 'name = "mine"'))

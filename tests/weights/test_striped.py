@@ -78,7 +78,7 @@ def test_parts_of_another_checkpoint_or_copy_are_named_and_stay(files, paths, tm
     assert paths[1].read_bytes() == b"mine"
     with pytest.raises(CommandError, match="weights_path must be given once for each drive"):
         opened(files, [paths[0], paths[0]])
-    with pytest.raises(StateError, match="stripe_ratio must be of 3 files"):
+    with pytest.raises(StateError, match="weights_ratio must be of 3 files"):
         opened(files, paths, (1, 1))
 
 

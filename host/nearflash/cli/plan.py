@@ -90,9 +90,7 @@ def _seconds(text: str) -> float:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    for file in (arguments.output, arguments.picture, arguments.curve):
-        if file is not None:
-            check_replaceable(file)
+    _check_outputs({name: getattr(arguments, name) for name in ("output", "picture", "curve")})
     if arguments.picture is not None and arguments.ranks > 1:
         raise CommandError("picture must be left out with ranks: it draws one process's memory and time")
     sought = _sought(arguments)
@@ -106,6 +104,17 @@ def _plan(arguments: argparse.Namespace) -> int:
         print(f"drawn in {arguments.picture}", file=sys.stderr)
     points = None if arguments.curve is None else _curve(sought, arguments.curve)
     return _print(arguments, plan, points)
+
+
+def _check_outputs(files: dict[str, Path | None]) -> None:
+    """Raise CommandError for a file that two options name, and what `check_replaceable` raises."""
+    seen: dict[Path, str] = {}
+    for name, file in files.items():
+        if file is None:
+            continue
+        check_replaceable(file)
+        if (other := seen.setdefault(file.resolve(), name)) != name:
+            raise CommandError(f"{name} must be another file than {other}, not {str(file)!r}, too")
 
 
 def _tune(arguments: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ from nearflash.offload.weights.experts.cache import ExpertCache
 from nearflash.offload.weights.experts.mixture import MixtureLayer, find_mixtures
 from nearflash.offload.weights.experts.patch import ExpertPatch
 from nearflash.offload.weights.layer_weights import LayerWeights
+from nearflash.offload.weights.options import check_weight_options
 from nearflash.offload.weights.skeleton import Skeleton, find_weights, open_skeleton
 from nearflash.planning.placement import place_units
 from nearflash.planning.policy import OffloadPolicy
@@ -89,6 +90,9 @@ class OffloadedModel:
         announce: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         start = perf_counter()
+        check_weight_options(
+            weights_paths, weights_ratio, expands=expand_device is not None, caches_experts=expert_bytes is not None
+        )
         self.policy, self._tokenizer = policy, None
         self.ledger = Ledger(budgets or Budgets())
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
@@ -104,8 +108,6 @@ class OffloadedModel:
                 layer.clear()
         sizes = [sum(source.size_bytes for source in layer.values()) for layer in sources]
         self.tiers = place_units(policy.weights, sizes)
-        if weights_paths and expand_device is not None:
-            raise CommandError("weights_paths must be left out with expand_device, which reads from its own drive")
         if (weights_paths or expand_device is not None) and "disk" not in self.tiers:
             option = "weights_paths" if weights_paths else "expand_device"
             raise CommandError(f"{option} must be left out where no layer is on disk: give weights a share there")

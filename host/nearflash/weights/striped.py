@@ -53,7 +53,7 @@ class Stripes:
             raise CommandError(f"weights_path must be given once for each drive, not {', '.join(map(str, paths))}")
         self.paths, self.chunk_bytes = tuple(paths), chunk_bytes
         self._files = sorted({file.path: file for file in files}.values(), key=lambda file: str(file.path))
-        self._stripe = Stripe.among(len(paths), ratio)
+        self._stripe = Stripe.among(len(paths), ratio, "weights_ratio")
         self._ends = np.cumsum([-(-file.size_bytes // chunk_bytes) for file in self._files]).tolist()
         there = [path for path in paths if os.path.lexists(path)]
         if not there:

@@ -20,9 +20,11 @@ from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.setup import default_layout
 from nearflash.offload import OffloadedModel
 from nearflash.offload.commands import generate as command
+from nearflash.planning import plan_file
 from nearflash.planning.plan_file import PLAN_NAME
 from nearflash.planning.profile import load_machine
 from nearflash.storage.kv import KvShape
+from nearflash.support.tables import read_json
 from nearflash.weights.pretrained import load_model
 
 MODEL = Path(__file__).parents[2] / "data/doclm-7m"
@@ -93,14 +95,16 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(prompts
         )
 
 
-def test_the_plan_beside_the_model_is_taken(tmp_path, prompts, capsys):
+def test_the_plan_beside_the_model_is_taken(tmp_path, prompts, capsys, monkeypatch):
     folder = linked(tmp_path)
     assert (
         called(tune, "tune", folder, "--hardware", "gpu24", "--prompt-len", 16, "--gen-len", 6) == 0
         and (folder / PLAN_NAME).is_file()
     )
-    trace = tmp_path / "trace.json"
+    trace, reads = tmp_path / "trace.json", []
+    monkeypatch.setattr(plan_file, "read_json", lambda *options: reads.append(options) or read_json(*options))
     assert run("--prompts", prompts, "--plan", "auto", "--trace", trace, "--max-new-tokens", 3, model=folder) == 0
+    assert len(reads) == 1  # regression: bits of the cache were of another reading than all else
     assert f"plan: {folder / PLAN_NAME}, " in capsys.readouterr().err
     body = json.loads((folder / PLAN_NAME).read_text())
     # Steps are those of the plan, whatever the run's: their seconds were divided by the run's.

@@ -11,6 +11,7 @@ from nearflash.abi.errors import CommandError
 from nearflash.device.registry import full_name
 from nearflash.inference.commands.console import check_device, is_torch
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
+from nearflash.offload.weights.options import check_weight_options
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.support.arguments import above_zero, non_negative, positive, rate
 
@@ -199,12 +200,10 @@ def check_options(arguments: argparse.Namespace, prompts: Sequence[Any], devices
         raise CommandError("mini_batches must be 1 with a plan, which has batches of its own (num_batches)")
     if arguments.expand_device is not None:
         full_name(arguments.expand_device, "expand")  # what is none is named now
-        if arguments.expert_memory is not None:
-            raise CommandError("expert_memory must be left out with expand_device: experts are read one by one")
-        if arguments.weights_path is not None:
-            raise CommandError("weights_path must be left out with expand_device, which reads from its own drive")
-    if arguments.weights_ratio is not None and len(arguments.weights_path or ()) != len(arguments.weights_ratio):
-        raise CommandError("weights_ratio must have a number for each weights_path")
+    check_weight_options(
+        arguments.weights_path or (), arguments.weights_ratio, expands=arguments.expand_device is not None,
+        caches_experts=arguments.expert_memory is not None, paths_name="weights_path", experts_name="expert_memory",
+    )  # fmt: skip
     if not has_plan and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise CommandError("a plan must be given with several ranks: --plan, or --weights and others by hand")
     one_by_one = [name for name in ("stream", "session") if getattr(arguments, name)]

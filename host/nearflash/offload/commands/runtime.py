@@ -138,9 +138,11 @@ def _run_by_plan(job: Job) -> int:
     rows = job.rows(tokenizer, vocabulary)
     settings, one_call = _settings_by_plan(job, rows, config, folder.path, vocabulary)
     tokens, sequences = _sequence_tokens(job, config, rows, settings), len(rows) * settings.num_beams
-    attention, layout, sentence = _attention_by_plan(job, config, folder.path, tokens, sequences, one_call)
+    kept = _read_plan(options)
+    bits = 16 if kept is None else kept[1].policy.cache_bits
+    attention, layout, sentence = _attention_by_plan(job, config, folder.path, tokens, sequences, one_call, bits)
     read = 1.0 if attention is None else engine_read_fraction(attention, kv_shape_of(config), tokens, layout)
-    plan, policy, line = _plan(options, max(map(len, rows)), settings.max_new_tokens, sequences, read)
+    plan, policy, line = _plan(options, kept, max(map(len, rows)), settings.max_new_tokens, sequences, read)
     print(line, file=sys.stderr)
     if sentence:
         print(sentence, file=sys.stderr)
@@ -172,7 +174,7 @@ def _run_by_plan(job: Job) -> int:
 
 
 def _attention_by_plan(
-    job: Job, config: Any, folder: Path, tokens: int, sequences: int, one_call: bool
+    job: Job, config: Any, folder: Path, tokens: int, sequences: int, one_call: bool, cache_bits: int
 ) -> tuple[AttentionPolicy | None, KvLayout | None, str]:
     """The attention policy of a plan's engines, as `_choose_attention`; None where nobody asked for one and engines
     would hold nothing: short contexts, a plan that keeps K and V in 4 bits, several ranks, a model that they do not
@@ -180,7 +182,8 @@ def _attention_by_plan(
     options, skeleton = job.arguments, cache(lambda: open_skeleton(folder).model)
     if not (one_call or options.policy is not None or job.attention is not None):
         by_hand = plan_by_hand(options)
-        if tokens <= SHORT_TOKENS or count_ranks() > 1 or _cache_bits(options, by_hand) != 16:
+        bits = cache_bits if by_hand is None else by_hand.cache_bits
+        if tokens <= SHORT_TOKENS or count_ranks() > 1 or bits != 16:
             return None, None, ""
         try:
             check_decoder(skeleton())
@@ -189,18 +192,6 @@ def _attention_by_plan(
     is_file = job.attention is None and (tokens > SHORT_TOKENS or options.policy not in (None, AUTO))
     compared = skeleton() if is_file else None
     return _choose_attention(job, config, kv_shape_of(config), tokens, sequences, compared)
-
-
-def _cache_bits(options: argparse.Namespace, by_hand: OffloadPolicy | None) -> int:
-    """Bits of K and V of the plan; one that is searched has 16."""
-    if by_hand is not None:
-        return by_hand.cache_bits
-    file = _plan_path(options)
-    if file is None:
-        return 16
-    from nearflash.planning.plan_file import read_plan
-
-    return read_plan(file).policy.cache_bits
 
 
 def _compute_blocks(
@@ -345,49 +336,57 @@ def _check_places(
 
 
 def _plan(
-    arguments: argparse.Namespace, prompt_tokens: int, new_tokens: int, sequences: int, read_fraction: float
-) -> tuple["PlanFile | None", OffloadPolicy, str]:
-    """The plan, as a file holds it (None: by hand), its policy, and a line about it. Raises PlanError."""
+    arguments: argparse.Namespace, kept: "tuple[Path, PlanFile] | None", prompt_tokens: int, new_tokens: int,
+    sequences: int, read_fraction: float,
+) -> tuple["PlanFile | None", OffloadPolicy, str]:  # fmt: skip
+    """The plan, as a file holds it (None: by hand), its policy, and a line about it; kept: its file, if it has one.
+    Raises PlanError.
+    """
     if (by_hand := plan_by_hand(arguments)) is not None:
         return None, by_hand, "plan: as the options say"
     from nearflash.offload.machine.plan import model_shape, plan_here  # needs scipy, as all that follows a plan does
     from nearflash.planning.explain import one_line
-    from nearflash.planning.plan_file import PlanFile, read_plan
+    from nearflash.planning.plan_file import PlanFile
     from nearflash.planning.search import Workload
 
     model = Path(arguments.model)
-    memory = {
-        f"{name}_bytes": value
-        for name, value in (("gpu", arguments.gpu_memory), ("host", arguments.host_memory), ("disk", arguments.disk))
-        if value is not None
-    }
-    file = _plan_path(arguments)
-    if file is None:
+    if kept is None:
         if (ranks := count_ranks()) > 1:
             raise CommandError(f"plan must be a file with {ranks} ranks, each of which would search for its own: "
                                f"nearflash plan MODEL --ranks {ranks} -o FILE")  # fmt: skip
         workload = Workload(prompt_tokens, new_tokens)
         folder = arguments.scratch or Path()
+        memory = {f"{name}_bytes": value for name, value in _budgets(arguments).items()}
         plan = plan_here(model, workload, sequences, folder, memory, read_fraction=read_fraction)
         return PlanFile.of(plan), plan.policy, one_line(plan)
-    if memory:
-        names = ", ".join(name.removesuffix("_bytes") for name in memory)
-        raise CommandError(f"{names} must be given with --plan auto: the plan in {arguments.plan} was made for its own")
-    plan_file = read_plan(file)
+    file, plan_file = kept
     plan_file.check(*model_shape(model), count_ranks())
     predicted = plan_file.prediction["tokens_per_second"]
     return plan_file, plan_file.policy, f"plan: {file}, {predicted:.3g} token/s predicted on {plan_file.machine}"
 
 
-def _plan_path(arguments: argparse.Namespace) -> Path | None:
-    """The plan's file; None where it is searched."""
-    from nearflash.planning.plan_file import PLAN_NAME
+def _read_plan(arguments: argparse.Namespace) -> "tuple[Path, PlanFile] | None":
+    """The plan's file and its content, which is read once; None where it is searched, or by hand. Raises PlanError, and
+    CommandError for budgets beside a file.
+    """
+    if plan_by_hand(arguments) is not None:
+        return None
+    from nearflash.planning.plan_file import PLAN_NAME, read_plan
 
-    kept = Path(arguments.model) / PLAN_NAME
-    searched = any((arguments.gpu_memory, arguments.host_memory, arguments.disk)) or not kept.is_file()
-    if arguments.plan != AUTO:
-        return Path(arguments.plan)
-    return None if searched else kept
+    budgets = _budgets(arguments)
+    if arguments.plan == AUTO:
+        file = Path(arguments.model) / PLAN_NAME
+        return None if budgets or not file.is_file() else (file, read_plan(file))
+    if budgets:
+        names = ", ".join(budgets)
+        raise CommandError(f"{names} must be given with --plan auto: the plan in {arguments.plan} was made for its own")
+    return Path(arguments.plan), read_plan(Path(arguments.plan))
+
+
+def _budgets(arguments: argparse.Namespace) -> dict[str, float]:
+    """Bytes of tiers that are to be filled at most, where that was said."""
+    named = {"gpu": arguments.gpu_memory, "host": arguments.host_memory, "disk": arguments.disk}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _report_blocks(done: Any) -> None:

@@ -1,7 +1,7 @@
 """Which of the files of a state holds which extent."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from nearflash.abi.errors import StateError
@@ -15,25 +15,29 @@ LONGEST_ROUND = 1 << 12
 
 @dataclass(frozen=True)
 class Stripe:
-    """Extents over files: of every sum(ratio) consecutive extents file i holds ratio[i], spread evenly."""
+    """Extents over files: of every sum(ratio) consecutive extents file i holds ratio[i], spread evenly.
+
+    name: what the user calls the ratio, in errors.
+    """
 
     ratio: tuple[int, ...]
+    name: str = field(default="stripe_ratio", compare=False)
 
     def __post_init__(self) -> None:
         positive = all(type(share) is int and share >= 1 for share in self.ratio)
         if not self.ratio or not positive:
-            raise StateError(f"stripe_ratio must be an integer of at least 1 for each file, not {self.ratio!r}")
+            raise StateError(f"{self.name} must be an integer of at least 1 for each file, not {self.ratio!r}")
         if sum(self.ratio) > LONGEST_ROUND:
             raise StateError(
-                f"stripe_ratio must sum to at most {LONGEST_ROUND}, not {self.ratio!r}: give 3,1 for 3000,1000"
+                f"{self.name} must sum to at most {LONGEST_ROUND}, not {self.ratio!r}: give 3,1 for 3000,1000"
             )
 
     @classmethod
-    def among(cls, files: int, ratio: Iterable[int] | None) -> "Stripe":
+    def among(cls, files: int, ratio: Iterable[int] | None, name: str = "stripe_ratio") -> "Stripe":
         """A stripe over so many files, evenly where no ratio is given. Raises StateError."""
-        stripe = cls(tuple(ratio) if ratio is not None else (1,) * files)
+        stripe = cls(tuple(ratio) if ratio is not None else (1,) * files, name)
         if len(stripe.ratio) != files:
-            raise StateError(f"stripe_ratio must be of {files} files, not {stripe.ratio!r}")
+            raise StateError(f"{name} must be of {files} files, not {stripe.ratio!r}")
         return stripe
 
     @cached_property
