@@ -7,6 +7,7 @@ is measured as a whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -152,6 +153,19 @@ class LayerSearch:
             self._fill({name: self._weights[choice.sparsity][name] for name in names})
             forms |= dict.fromkeys(names, (choice.format, choice.bits))
         return forms
+
+    @contextmanager
+    def fill_layers(self, form: LayerForm) -> Iterator[float]:
+        """Inside of the block all layers have a form; gives the bytes of their matrices over those in 16 bits."""
+        stored, weights = 0, dict[str, Tensor]()
+        for layer in range(self.layers):
+            size, expanded = self._compress(layer, form)
+            stored, weights = stored + size, weights | expanded
+        self._fill(weights)
+        try:
+            yield stored / sum(2 * weight.numel() for weight in weights.values())
+        finally:
+            self.restore()
 
     def _loss_with(self, weights: Mapping[str, Tensor], tokens: Tensor) -> float:
         self._fill(weights)

@@ -8,7 +8,8 @@ import torch
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import CommandError
-from nearflash.bench.inference.accuracy import _delta, measure, run
+from nearflash.bench.inference.accuracy import measure, run
+from nearflash.bench.inference.losses import loss_delta
 from nearflash.bench.inference.recommended import MODES, every_setting, recommend
 from nearflash.bench.inference.settings import baseline, by_policy
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
@@ -26,11 +27,11 @@ def ids():
 
 
 def test_delta_is_of_the_mean_losses():
-    delta, error = _delta(np.array([1.01, 2.06]), np.array([1.0, 2.0]))
+    delta, error = loss_delta(np.array([1.01, 2.06]), np.array([1.0, 2.0]))
     assert delta == pytest.approx(100 * (3.07 / 3 - 1))
     assert error == pytest.approx(1.0)  # 1 % and 3 % without the one or the other
-    assert _delta(np.array([1.02]), np.array([1.0]))[1] is None
-    assert _delta(np.array([2.02, 1.01]), np.array([2.0, 1.0]))[1] == pytest.approx(0)
+    assert loss_delta(np.array([1.02]), np.array([1.0]))[1] is None
+    assert loss_delta(np.array([2.02, 1.01]), np.array([2.0, 1.0]))[1] == pytest.approx(0)
 
 
 def test_without_the_model_nothing_is_measured():
@@ -39,7 +40,7 @@ def test_without_the_model_nothing_is_measured():
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):
-    with pytest.raises(CommandError, match="parts must be of policy, sweep, retrieval, not gpt"):
+    with pytest.raises(CommandError, match="parts must be of policy, sweep, retrieval, together, not gpt"):
         list(run(["gpt"]))
     with pytest.raises(CommandError, match=r"mode must be one of dense, sparq, .*, local, not 'flat'"):
         list(run(mode="flat"))

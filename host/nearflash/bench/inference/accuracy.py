@@ -21,9 +21,11 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference import retrieval
+from nearflash.bench.inference.losses import loss_delta
 from nearflash.bench.inference.recommended import MODES, every_setting, recommend
 from nearflash.bench.inference.settings import Setting
 from nearflash.bench.inference.texts import extend_positions, manual_pieces
+from nearflash.bench.inference.together import measure_together
 from nearflash.bench.options import Option, check_choices
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.calibration.choose import AUTO, choose_policy
@@ -37,7 +39,9 @@ __all__ = ["measure", "run"]
 _WINDOW = 256
 _PIECES = 4
 """Of the manual."""
-PARTS = POLICY, SWEEP, RETRIEVAL = "policy", "sweep", "retrieval"
+PARTS = POLICY, SWEEP, RETRIEVAL, TOGETHER = "policy", "sweep", "retrieval", "together"
+_CALIBRATION = (16, 512)
+"""Windows, and tokens of each, that prune for `together`."""
 
 
 def run(
@@ -54,7 +58,8 @@ def run(
     tokens: Annotated[Sequence[int], Option("Tokens of each text.", int, many=True, metavar="N")] = (4096,),
 ) -> Iterator[dict[str, Any]]:
     """Rows of parts: `policy`, one setting at each length of texts; `sweep`, many, of published methods, too;
-    `retrieval`, each mode at the look-up task.
+    `retrieval`, each mode at the look-up task; `together`, dense attention and that setting, weights and KV cache of
+    16 and 4 bits, pruned and not: pieces of the manual, other than those that are measured, say what is pruned.
 
     Where a text has more tokens than the model has positions, these are scaled (YaRN), and the row has how: `rope`.
     Raises CommandError for other modes, for parts that are none, and for files that cannot be used.
@@ -72,14 +77,21 @@ def run(
     loaded.set_attn_implementation(NAME)
     if RETRIEVAL in parts:
         yield from retrieval.measure(model, loaded, tokenizer, mode)
-    settings = [recommend(loaded.config, mode or "sparf-page", policy)] if POLICY in parts else []
+    chosen = recommend(loaded.config, mode or "sparf-page", policy)
+    settings = [chosen] if POLICY in parts else []
     settings += every_setting(loaded.config) if SWEEP in parts else []
     _, _, sentence = choose_policy(loaded.config, kv_shape_of(loaded.config), 1 << 20, policy)
-    for count in sorted(tokens) if settings else ():
+    for count in sorted(tokens) if settings or TOGETHER in parts else ():
         rope = extend_positions(loaded, count)
-        given = beginnings(tokenizer, texts, count) if texts else manual_pieces(tokenizer, _PIECES, count)
+        given = [*(beginnings(tokenizer, texts, count) if texts else manual_pieces(tokenizer, _PIECES, count))]
         for row in measure(model, loaded, settings, given):
             yield row | {"policy": sentence, "rope": rope}
+        if TOGETHER in parts:
+            number, length = _CALIBRATION
+            others = manual_pieces(tokenizer, _PIECES * count // length + number, length)[-number:]
+            both = [recommend(loaded.config, "dense"), chosen]
+            for row in measure_together(model, loaded, both, given, others, _WINDOW):
+                yield row | {"policy": sentence, "rope": rope}
 
 
 @dataclass
@@ -115,7 +127,7 @@ def measure(
 def _row(name: str, setting: Setting, measured: _Losses, dense: _Losses, seen: range) -> dict[str, Any]:
     use = FlashUse.mean(measured.uses)
     losses, exact = np.array(measured.losses), np.array(dense.losses)
-    delta, error = _delta(losses, exact)
+    delta, error = loss_delta(losses, exact)
     block = setting.block_tokens
     indexed = sum(tokens // block * block / tokens for tokens in seen) / len(seen)
     return {
@@ -138,13 +150,3 @@ def _row(name: str, setting: Setting, measured: _Losses, dense: _Losses, seen: r
         "positions": len(seen),
         "unit": "of 4·d·S bytes a KV head",
     }
-
-
-def _delta(losses: np.ndarray, dense: np.ndarray) -> tuple[float, float | None]:
-    """Percent by which the losses are above dense, and the jackknife's standard error; None for one text."""
-    count = len(losses)
-    delta = float(100 * (losses.sum() / dense.sum() - 1))
-    if count == 1:
-        return delta, None
-    without = 100 * ((losses.sum() - losses) / (dense.sum() - dense) - 1)
-    return delta, float(np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum()))
