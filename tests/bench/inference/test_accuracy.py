@@ -40,7 +40,7 @@ def test_without_the_model_nothing_is_measured():
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):
-    with pytest.raises(CommandError, match="parts must be of policy, sweep, retrieval, together, not gpt"):
+    with pytest.raises(CommandError, match="parts must be of policy, sweep, retrieval, together, kvswap, not gpt"):
         list(run(["gpt"]))
     with pytest.raises(CommandError, match=r"mode must be one of dense, sparq, .*, local, not 'flat'"):
         list(run(mode="flat"))

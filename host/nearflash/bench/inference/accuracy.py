@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.inference import retrieval
+from nearflash.bench.inference.kvswap import find_projections, kvswap
 from nearflash.bench.inference.losses import loss_delta
 from nearflash.bench.inference.recommended import MODES, every_setting, recommend
 from nearflash.bench.inference.settings import Setting
@@ -39,9 +40,11 @@ __all__ = ["measure", "run"]
 _WINDOW = 256
 _PIECES = 4
 """Of the manual."""
-PARTS = POLICY, SWEEP, RETRIEVAL, TOGETHER = "policy", "sweep", "retrieval", "together"
+PARTS = POLICY, SWEEP, RETRIEVAL, TOGETHER, KVSWAP = "policy", "sweep", "retrieval", "together", "kvswap"
 _CALIBRATION = (16, 512)
 """Windows, and tokens of each, that prune for `together`."""
+_PROJECTED, _KVSWAP_BUDGETS = 8, (0.1, 0.2, 0.4)
+"""Pieces of the manual that KVSwap's projection is found on, and shares of the tokens that it reads."""
 
 
 def run(
@@ -59,7 +62,8 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """Rows of parts: `policy`, one setting at each length of texts; `sweep`, many, of published methods, too;
     `retrieval`, each mode at the look-up task; `together`, dense attention and that setting, weights and KV cache of
-    16 and 4 bits, pruned and not: pieces of the manual, other than those that are measured, say what is pruned.
+    16 and 4 bits, pruned and not; `kvswap`, KVSwap's choice at several budgets. What is pruned and what projects are
+    found on pieces of the manual other than those that are measured.
 
     Where a text has more tokens than the model has positions, these are scaled (YaRN), and the row has how: `rope`.
     Raises CommandError for other modes, for parts that are none, and for files that cannot be used.
@@ -81,11 +85,17 @@ def run(
     settings = [chosen] if POLICY in parts else []
     settings += every_setting(loaded.config) if SWEEP in parts else []
     _, _, sentence = choose_policy(loaded.config, kv_shape_of(loaded.config), 1 << 20, policy)
-    for count in sorted(tokens) if settings or TOGETHER in parts else ():
+    for count in sorted(tokens) if settings or {TOGETHER, KVSWAP} & {*parts} else ():
         rope = extend_positions(loaded, count)
         given = [*(beginnings(tokenizer, texts, count) if texts else manual_pieces(tokenizer, _PIECES, count))]
         for row in measure(model, loaded, settings, given):
             yield row | {"policy": sentence, "rope": rope}
+        if KVSWAP in parts:
+            others = manual_pieces(tokenizer, _PIECES + _PROJECTED, count)[_PIECES:]
+            projections = find_projections(loaded, others)
+            by_budget = [kvswap(projections, top_k) for top_k in _KVSWAP_BUDGETS]
+            for row in measure(model, loaded, by_budget, given):
+                yield row | {"rope": rope}
         if TOGETHER in parts:
             number, length = _CALIBRATION
             others = manual_pieces(tokenizer, _PIECES * count // length + number, length)[-number:]
@@ -117,7 +127,7 @@ def measure(
         prefix = Prefix(model, ids[:-window], history=every)
         seen = range(len(ids) - window + 1, len(ids) + 1)
         for losses, setting in zip([dense, *losses_by_setting], [attend_dense, *settings], strict=True):
-            loss, use = prefix.loss(ids[-window:], setting.attend)
+            loss, use = prefix.loss(ids[-window:], setting.attend, predicts=setting.predicts)
             losses.losses.append(loss)
             losses.uses.append(use)
     for setting, losses in zip(settings, losses_by_setting, strict=True):

@@ -38,6 +38,8 @@ class Setting:
     """T: what lies after the last whole block of so many tokens is in memory."""
     history: bool = False
     """Whether `attend` needs that of the prefix."""
+    predicts: bool = False
+    """Whether it needs queries that the layer before predicts."""
 
 
 def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:

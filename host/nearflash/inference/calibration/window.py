@@ -8,6 +8,7 @@ made of that. K and V count as stored, in fp16.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.attention import near_storage_attention
 from nearflash.inference.cache.decoder import flash_layers
+from nearflash.inference.calibration.predicted import RECORD, predict_queries
 
 __all__ = ["NAME", "Attend", "FlashUse", "HeadWindow", "Prefix"]
 
@@ -69,6 +71,10 @@ class HeadWindow:
     scaling: float
     history: Tensor | None
     """Probability that each token of the prefix had there, summed over every eighth position and the group, (1, S)."""
+    keys: Tensor | None = None
+    """K of all KV heads of the layer, (KV heads, S, d)."""
+    predicted: Tensor | None = None
+    """Queries of all heads, (heads, P, d), by the layer before; None in the first one, and where nobody asks."""
 
 
 Attend = Callable[[HeadWindow], tuple[Tensor, FlashUse]]
@@ -93,19 +99,24 @@ class Prefix:
         for part in ids.split(_CHUNK):
             self._model(part[None], past_key_values=self._cache, logits_to_keep=1, **options)
 
-    def logits(self, window: Tensor, attend: Attend, *, gradients: bool = False) -> tuple[Tensor, FlashUse]:
-        """Logits (P, vocabulary) after each token of the window (P,), and the flash bytes of all heads."""
+    def logits(
+        self, window: Tensor, attend: Attend, *, gradients: bool = False, predicts: bool = False
+    ) -> tuple[Tensor, FlashUse]:
+        """Logits (P, vocabulary) after each token of the window (P,), and the flash bytes of all heads. predicts:
+        `attend` gets predicted queries.
+        """
         uses: list[FlashUse] = []
         places = {number: place for place, number in enumerate(flash_layers(self.config))}
         options = {"attend": attend, "uses": uses, "history": self._history, "places": places}
-        with torch.set_grad_enabled(gradients):
+        watch = predict_queries(self._model) if predicts else nullcontext()
+        with torch.set_grad_enabled(gradients), watch:
             done = self._model(window[None], past_key_values=self._cache, **options)
         self._cache.crop(-len(window))
         return done.logits[0], FlashUse.mean(uses)
 
-    def loss(self, window: Tensor, attend: Attend) -> tuple[float, FlashUse]:
+    def loss(self, window: Tensor, attend: Attend, *, predicts: bool = False) -> tuple[float, FlashUse]:
         """Mean loss (nats) of the window's tokens but the first, each from those before it; flash bytes."""
-        logits, use = self.logits(window, attend)
+        logits, use = self.logits(window, attend, predicts=predicts)
         return float(torch.nn.functional.cross_entropy(logits[:-1], window[1:])), use
 
 
@@ -114,6 +125,8 @@ def _attention(
     attend: Attend | None = None, history: dict[tuple[int, int], Tensor] | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """transformers' call: query (1, heads, P, d) -> (1, P, heads, d)."""
+    if (record := options.get(RECORD)) is not None:
+        record(query)
     positions, total = query.shape[2], key.shape[2]
     seen = torch.arange(total - positions + 1, total + 1)
     grouped = query[0].unflatten(0, (key.shape[1], -1)).transpose(1, 2)  # (KV heads, P, g, d)
@@ -125,13 +138,14 @@ def _attention(
         return near_storage_attention(module, query, key, value, mask, scaling, **options)
     if options.get("softcap") is not None or options.get("s_aux") is not None:
         raise UnsupportedError("attention that is replaced must be without softcap and sinks")
-    outs = []
+    outs, predicted = [], options.get("predicted")
     for head, q in enumerate(grouped):
         heads = slice(head, head + 1)
         past = torch.nn.functional.pad(history[module.layer_idx, head], (0, positions)) if history else None
         given = HeadWindow(
-            options["places"][module.layer_idx], head, q[None], key[0, heads], value[0, heads], seen, scaling, past
-        )
+            options["places"][module.layer_idx], head, q[None], key[0, heads], value[0, heads], seen, scaling, past,
+            key[0], None if predicted is None else predicted[0],
+        )  # fmt: skip
         out, use = attend(given)
         outs.append(out[0])
         options["uses"].append(use)
