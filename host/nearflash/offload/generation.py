@@ -254,6 +254,11 @@ class OffloadedModel:
         return tuple(self._sources)
 
     @property
+    def path_to_gpu(self) -> str:
+        """How weights on disk come to a GPU, in a sentence; empty where a processor computes."""
+        return self._weights.path
+
+    @property
     def bytes_by_path(self) -> dict[Path, int]:
         """Bytes of weights read so far from each of the paths that were given."""
         stripes = self._stripes

@@ -154,6 +154,8 @@ def _run_by_plan(job: Job) -> int:
         expand_device=options.expand_device, weights_paths=options.weights_path or (),
         weights_ratio=options.weights_ratio, announce=partial(print, file=sys.stderr),
     ) as model:  # fmt: skip
+        if model.path_to_gpu:
+            print(model.path_to_gpu, file=sys.stderr)
         if one_call:
             assert attention is not None
             identity = ModelIdentity.of(model.model, tokenizer()) if options.session is not None else None

@@ -20,6 +20,7 @@ from nearflash.offload.tiers.ledger import WEIGHTS_WAIT, Ledger
 from nearflash.offload.tiers.link import DeviceLink, StagedBuffer, host_memory
 from nearflash.offload.weights.groups import quantize_source
 from nearflash.offload.weights.layout import BufferLayout, LayoutReader
+from nearflash.offload.weights.storage_to_gpu import choose_reader
 from nearflash.support.buffers import BufferPool
 from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.sources import Source
@@ -58,8 +59,12 @@ class LayerWeights:
         ledger: Ledger, bits: int = 16, overlap: bool = True, direct: bool = True,
     ) -> None:  # fmt: skip
         self._link, self._ledger, self._overlap = link, ledger, overlap
+        self._direct, self.path = choose_reader(link, direct)
+        """The path that weights on disk take to a GPU, in a sentence; empty where a processor computes."""
         self._reader, self._closed, self._opened = LayoutReader(direct), False, ExitStack()
         self._opened.callback(self._reader.close)
+        if self._direct is not None:
+            self._opened.callback(self._direct.close)
         try:
             self._layers = [
                 self._place(layer, own, tier, bits) for layer, own, tier in zip(layers, sources, tiers, strict=True)
@@ -169,6 +174,9 @@ class LayerWeights:
 
     def _fill(self, layer: _Layer, buffer: StagedBuffer) -> None:
         layout = layer.layout
+        if self._direct is not None and layer.tier == "disk" and self._direct.takes(layout):
+            self._ledger.count_bytes("weights disk to gpu", self._direct.read_runs(layout, buffer.memory))
+            return
         if layer.home is None:
             self._read(layout, buffer.host)
         else:

@@ -62,6 +62,13 @@ class FileRun:
         """In the buffer."""
         return self.size_bytes if self.exact else -(-self.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
+    def short_error(self, done: int) -> WeightsError:
+        """The error where the file has `done` bytes of these alone."""
+        return WeightsError(
+            f"{self.file.path}: tensor {self.what!r}, at byte {self.offset}, or one after it: the file ends "
+            f"{self.size_bytes - done} bytes too early"
+        )
+
     def parts(self) -> Iterator["FileRun"]:
         """Requests of a size that keeps a drive busy, from block to block."""
         at = 0
@@ -104,6 +111,11 @@ class BufferLayout:
     def stored_bytes(self) -> int:
         """Bytes of memory in which the layer is kept as it is stored."""
         return self.runs_bytes + sum(source.stored_bytes for source in self.expanded.values())
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether no tensor waits for its checksum to be compared."""
+        return not self._unchecked
 
     def check(self, memory: Tensor) -> None:
         """Compare what was read in runs with the file's checksums, where it has them, the first time: for later reads
@@ -200,10 +212,7 @@ def read_run(run: FileRun, memory: Tensor, direct: bool = True) -> None:
     except OSError as error:
         raise WeightsError(f"{run.file.path}: reading {run.what!r} failed ({error.strerror})") from error
     if done < run.size_bytes:
-        raise WeightsError(
-            f"{run.file.path}: tensor {run.what!r}, at byte {run.offset}, or one after it: the file ends "
-            f"{run.size_bytes - done} bytes too early"
-        )
+        raise run.short_error(done)
 
 
 def _read_exact(run: FileRun, view: NDArray[np.uint8], direct: bool) -> int:
