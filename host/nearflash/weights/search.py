@@ -96,11 +96,15 @@ class LayerSearch:
     """A model whose layers take one form or another; as it was, but while something is measured.
 
     method: of `prune`, or `none`; calibration: tokens (windows, length) for it. dtype: fp16 or bf16, of the weights
-    that are stored; what is measured computes in the model's own.
+    that are stored; what is measured computes in the model's own. choices: forms, the lossless one first; None: those
+    of `list_choices`.
     """
 
-    def __init__(self, model: Any, calibration: Tensor | None, method: str, dtype: torch.dtype) -> None:
-        self._model, self._dtype, self.choices = model, dtype, list_choices(method)
+    def __init__(
+        self, model: Any, calibration: Tensor | None, method: str, dtype: torch.dtype,
+        choices: Sequence[LayerForm] | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._dtype, self.choices = model, dtype, list(choices or list_choices(method))
         self._layers = [list(layer_matrices(model, layer)) for layer in layers_with_matrices(model)]
         self._dense = {name: model.get_parameter(name).detach().clone() for names in self._layers for name in names}
         self._weights = {0.0: self._dense}

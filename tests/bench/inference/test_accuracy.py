@@ -102,6 +102,14 @@ def test_rows_count_what_is_in_memory(tiny_model, ids):
         assert row["flash_fraction"] == 0 and row["memory_fraction"] == pytest.approx(0.5, abs=0.01)
 
 
+def test_bytes_of_some_positions_are_those_of_all_nearly(tiny_model, ids):
+    layout, policy = KvLayout(16, True, 128, IndexFormat.INT4, 4096), AttentionPolicy("sparf-page", top_k=0.25)
+    every, some = (by_policy(policy, layout, 16, counted) for counted in (1, 5))
+    one, other = measure("tiny", tiny_model, [every, some], [ids], window=20)
+    assert one["nll"] == other["nll"] and one["flash_fraction"] != other["flash_fraction"]
+    assert other["flash_fraction"] == pytest.approx(one["flash_fraction"], rel=0.1)
+
+
 def test_files_are_cut_to_their_beginning(tmp_path):
     class Words:
         def __call__(self, text, verbose):

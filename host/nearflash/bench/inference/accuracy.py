@@ -43,6 +43,8 @@ _PIECES = 4
 PARTS = POLICY, SWEEP, RETRIEVAL, TOGETHER, KVSWAP = "policy", "sweep", "retrieval", "together", "kvswap"
 _CALIBRATION = (16, 512)
 """Windows, and tokens of each, that prune for `together`."""
+_COUNTED = 16
+"""Positions of which one's bytes are counted in `together`."""
 _PROJECTED, _KVSWAP_BUDGETS = 8, (0.1, 0.2, 0.4)
 """Pieces of the manual that KVSwap's projection is found on, and shares of the tokens that it reads."""
 
@@ -81,8 +83,7 @@ def run(
     loaded.set_attn_implementation(NAME)
     if RETRIEVAL in parts:
         yield from retrieval.measure(model, loaded, tokenizer, mode)
-    chosen = recommend(loaded.config, mode or "sparf-page", policy)
-    settings = [chosen] if POLICY in parts else []
+    settings = [recommend(loaded.config, mode or "sparf-page", policy)] if POLICY in parts else []
     settings += every_setting(loaded.config) if SWEEP in parts else []
     _, _, sentence = choose_policy(loaded.config, kv_shape_of(loaded.config), 1 << 20, policy)
     for count in sorted(tokens) if settings or {TOGETHER, KVSWAP} & {*parts} else ():
@@ -99,7 +100,7 @@ def run(
         if TOGETHER in parts:
             number, length = _CALIBRATION
             others = manual_pieces(tokenizer, _PIECES * count // length + number, length)[-number:]
-            both = [recommend(loaded.config, "dense"), chosen]
+            both = [recommend(loaded.config, each, policy, _COUNTED) for each in ("dense", mode or "sparf-page")]
             for row in measure_together(model, loaded, both, given, others, _WINDOW):
                 yield row | {"policy": sentence, "rope": rope}
 

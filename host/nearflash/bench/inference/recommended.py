@@ -25,11 +25,11 @@ _LONG = 1 << 20
 """Tokens: settings are those of a long context."""
 
 
-def recommend(config: Any, mode: str, policy: str | Path = AUTO) -> Setting:
+def recommend(config: Any, mode: str, policy: str | Path = AUTO, counted: int = 1) -> Setting:
     """The setting of a mode that a user of this model should begin with.
 
-    config: the model's; policy: a policy file for `sparf-page`, or "auto". Raises CommandError for a mode that is not
-    in MODES, StateError for a policy file that cannot be used.
+    config: the model's; policy: a policy file for `sparf-page`, or "auto". counted: see `by_policy`. Raises CommandError
+    for a mode that is not in MODES, StateError for a policy file that cannot be used.
     """
     if mode not in MODES:
         raise CommandError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
@@ -37,9 +37,9 @@ def recommend(config: Any, mode: str, policy: str | Path = AUTO) -> Setting:
         return baseline(mode, _BASELINE_BUDGET)
     dim = kv_shape_of(config).dim
     if mode == AttentionMode.DENSE:
-        return by_policy(AttentionPolicy(), _layout_as_published(dim), dim)
+        return by_policy(AttentionPolicy(), _layout_as_published(dim), dim, counted)
     if mode == AttentionMode.SPARF_PAGE:
-        return by_policy(*_page(config, policy), dim)
+        return by_policy(*_page(config, policy), dim, counted)
     return _setting_as_published(AttentionMode(mode), dim, 1 / 16)
 
 

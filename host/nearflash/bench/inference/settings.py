@@ -42,8 +42,11 @@ class Setting:
     """Whether it needs queries that the layer before predicts."""
 
 
-def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
-    """Attention by a policy, reading pages of `layout` by the codeword, the suffix in memory; `sparq` what it uses."""
+def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int, counted: int = 1) -> Setting:
+    """Attention by a policy, reading pages of `layout` by the codeword, the suffix in memory; `sparq` what it uses.
+
+    counted: bytes are counted at one of so many positions, also the last: counting takes longer than all else.
+    """
 
     def attend(given: HeadWindow) -> tuple[Tensor, FlashUse]:
         head_policy = policy.at(given.layer, given.head)
@@ -51,10 +54,12 @@ def by_policy(policy: AttentionPolicy, layout: KvLayout, dim: int) -> Setting:
         if head_policy.mode is AttentionMode.SPARQ:
             score_dims, chosen = done.score_dims.sum(dim=-1) / (2 * dim), done.chosen.sum(dim=-1) / given.tokens
             return done.out, FlashUse(index=float(score_dims.mean()), gather=float(chosen.mean()))
-        reads = flash_reads(done.score_dims, done.chosen, given.tokens, layout, suffix_in_memory=True)
+        at = slice((len(given.tokens) - 1) % counted, None, counted)
+        tokens, chosen = given.tokens[at], done.chosen[:, at]
+        reads = flash_reads(done.score_dims[:, at], chosen, tokens, layout, suffix_in_memory=True)
         by_codeword = [read.bytes for read in (reads.index, reads.suffix, reads.gather, reads.memory)]
         parts = (*by_codeword, reads.pages * layout.page_bytes)
-        return done.out, FlashUse(*(float((part / dense_bytes(given.tokens, dim)).mean()) for part in parts))
+        return done.out, FlashUse(*(float((part / dense_bytes(tokens, dim)).mean()) for part in parts))
 
     policies = list(policy.overrides.values()) or [policy]
     score_dims = sum(head.resolve(layout.block_tokens, dim, layout).score_dims for head in policies) / len(policies)

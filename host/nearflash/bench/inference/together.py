@@ -51,7 +51,8 @@ def measure_together(
     texts: token ids, as many each, of which the last `window` are measured. calibration: other ones, (n, length), by
     which weights are pruned. The model's attention is one that can be replaced; it has its weights again at the end.
     """
-    search = LayerSearch(model, calibration, _METHOD, torch.float16)
+    forms = [form for form in _FORMS.values() if form is not None]
+    search = LayerSearch(model, calibration, _METHOD, torch.float16, forms)
     first: _Measured | None = None
     for (bits, sparsity), form in _FORMS.items():
         with nullcontext(1.0) if form is None else search.fill_layers(form) as fraction:
