@@ -1,9 +1,11 @@
 """Options of the whole test run."""
 
 import gc
+import multiprocessing
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -137,6 +139,44 @@ def gpu():
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _run_rank(rank, port, function, arguments, found):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                   "MASTER_PORT": str(port)}  # fmt: skip
+    try:
+        done = function(*arguments)
+    except Exception as error:
+        done = repr(error)
+    found.put((rank, done))
+    found.close()
+    found.join_thread()
+    os._exit(0)
+
+
+@pytest.fixture
+def fork_ranks():
+    """Calls a function in two processes, as torchrun does, but forked: nothing is imported again. Results by rank; of
+    one that raises, the error's text.
+    """
+
+    def call(function, *arguments):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        forked = multiprocessing.get_context("fork")
+        found = forked.Queue()
+        ranks = [forked.Process(target=_run_rank, args=(rank, port, function, arguments, found)) for rank in (0, 1)]
+        for rank in ranks:
+            rank.start()
+        try:
+            return dict(found.get(timeout=100) for _ in ranks)
+        finally:
+            for rank in ranks:
+                rank.join(10)
+                rank.kill()
+
+    return call
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.distributed import DistributedConfig
 from transformers.masking_utils import eager_mask
 
 from nearflash.abi.errors import UnsupportedError
@@ -211,3 +212,22 @@ def test_a_window_without_the_configuration_is_an_error(make_engine):
     model = attach(make("gemma2"))
     with torch.no_grad(), pytest.raises(UnsupportedError, match=r"pass the model's configuration, NearflashCache\("):
         model(**inputs_of([4]), past_key_values=NearflashCache(make_engine(2)))
+
+
+def attach_a_part(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, distributed_config=DistributedConfig(tp_plan="auto")
+    )  # fmt: skip
+    try:
+        attach(model)
+    except UnsupportedError as error:
+        return str(error)
+
+
+def test_a_model_that_its_tp_plan_divides_is_refused(tmp_path, fork_ranks):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 1})).save_pretrained(
+        tmp_path
+    )
+    found = fork_ranks(attach_a_part, tmp_path)
+    assert set(found) == {0, 1}
+    assert all("whole in each process, but its tp_plan divides it among 2 ranks" in each for each in found.values())

@@ -1,9 +1,7 @@
 """Two ranks with half of the layers each give the tokens of one; and the command that they are started with."""
 
 import json
-import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,31 +79,8 @@ def test_ranks_draw_the_same_tokens(saved, prompt_file):
     assert found == generate(folder, rows, policy, max_new_tokens=9, temperature=1.3, seed=4).tokens
 
 
-def run_rank(rank, port, folder, rows, policy, scratch, found):
-    """A forked process: no program is started, and nothing imported again."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    report = generate(folder, rows, policy, max_new_tokens=NEW, stop_tokens=(), scratch=scratch).report
-    found.put((rank, report.link_bytes))
-    found.close()
-    found.join_thread()
-    os._exit(0)
-
-
-def bytes_of_ranks(*arguments):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    forked = multiprocessing.get_context("fork")
-    found = forked.Queue()
-    processes = [forked.Process(target=run_rank, args=(rank, port, *arguments, found)) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    try:
-        return dict(found.get(timeout=100) for _ in processes)
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
+def count_bytes(folder, rows, policy, scratch):
+    return generate(folder, rows, policy, max_new_tokens=NEW, stop_tokens=(), scratch=scratch).report.link_bytes
 
 
 @pytest.mark.parametrize(
@@ -116,7 +91,7 @@ def bytes_of_ranks(*arguments):
     ],
     ids=["all on disk", "half of the weights, groups of two and of one batch"],
 )
-def test_bytes_of_two_ranks_are_the_plans(saved, tmp_path, num_batches, weights, cache, activations):
+def test_bytes_of_two_ranks_are_the_plans(saved, tmp_path, fork_ranks, num_batches, weights, cache, activations):
     pytest.importorskip("scipy")
     from nearflash.offload.machine.plan import model_shape
     from nearflash.planning.pipeline import plan_pipeline
@@ -127,7 +102,7 @@ def test_bytes_of_two_ranks_are_the_plans(saved, tmp_path, num_batches, weights,
     policy = OffloadPolicy(4, num_batches, weights, cache, activations, cpu_attention=True)
     rows = torch.randint(3, 97, (policy.block_size, PROMPT), generator=torch.Generator().manual_seed(2)).tolist()
     plan = plan_pipeline(model_shape(folder)[0], load_machine("gpu24"), Workload(PROMPT, NEW), policy, 2)
-    found = bytes_of_ranks(folder, rows, policy, tmp_path)
+    found = fork_ranks(count_bytes, folder, rows, policy, tmp_path)
     for rank, stage in enumerate(plan.stages):
         planned = {link: size * policy.block_size * NEW for link, size in stage.prediction.bytes_per_token.items()}
         names = {link for link in {*planned, *found[rank]} if "gpu" not in link}  # memory of one machine: no link

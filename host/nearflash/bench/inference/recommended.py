@@ -28,8 +28,8 @@ _LONG = 1 << 20
 def recommend(config: Any, mode: str, policy: str | Path = AUTO, counted: int = 1) -> Setting:
     """The setting of a mode that a user of this model should begin with.
 
-    config: the model's; policy: a policy file for `sparf-page`, or "auto". counted: see `by_policy`. Raises CommandError
-    for a mode that is not in MODES, StateError for a policy file that cannot be used.
+    config: the model's; policy: a policy file for `sparf-page`, or "auto"; counted: see `by_policy`.
+    Raises CommandError for a mode that is not in MODES, StateError for a policy file that cannot be used.
     """
     if mode not in MODES:
         raise CommandError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")

@@ -66,6 +66,12 @@ def check_decoder(model: Any) -> None:
             "model must have no learned tokens before its prompt (peft's prompt and prefix tuning), whose K and V no "
             "token accounts for: use an adapter of its weights, such as LoRA"
         )
+    if (ranks := getattr(model, "tp_size", None) or 1) > 1:
+        raise UnsupportedError(
+            f"model must be whole in each process, but its tp_plan divides it among {ranks} ranks, each of which would "
+            "want a store of its own KV heads: load it without tp_plan, or give ranks whole layers (nearflash plan "
+            "--ranks)"
+        )
     if reason := _obstacle(model, config, config.get_text_config(decoder=True)):
         raise UnsupportedError(
             f"model must be a decoder with plain softmax attention, but {config.model_type!r} {reason}"
