@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 
 pytest.importorskip("scipy")
@@ -13,7 +11,7 @@ from nearflash.planning.stages import STATES_SENT, TOKENS_SENT, StageShape
 from nearflash.planning.terms import Workload
 
 WORK = Workload(512, 32)
-MANY = Space(max_sequences=256)
+MANY = Space(max_sequences=64)
 DISK, HOST, GPU = Shares(disk=1), Shares(host=1), Shares(gpu=1)
 
 
@@ -33,11 +31,9 @@ def test_one_rank_is_planned_as_ever(opt_6_7b, t4):
 
 def test_decode_scales_more_than_ranks_where_memory_was_short(opt, t4):
     """FlexGen, section 6.3: super-linear scaling, as each GPU has less to hold."""
-    one, two, four = (search_pipeline(opt(48, 7168, 56), t4, WORK, MANY, ranks) for ranks in (1, 2, 4))
-    speeds = [plan.prediction.decode_tokens_per_second for plan in (one, two, four)]
-    assert speeds[2] > 4 * speeds[0]
-    assert all(less.prediction.tokens_per_second < more.prediction.tokens_per_second
-               for less, more in itertools.pairwise((one, two, four)))  # fmt: skip
+    one, four = (search_pipeline(opt(48, 7168, 56), t4, WORK, MANY, ranks) for ranks in (1, 4))
+    assert four.prediction.decode_tokens_per_second > 4 * one.prediction.decode_tokens_per_second
+    assert four.prediction.tokens_per_second > one.prediction.tokens_per_second
 
 
 def test_every_rank_of_a_plan_fits(opt_175b, t4):
@@ -76,7 +72,7 @@ def test_a_bound_on_the_time_is_kept(opt_175b, t4):
     free = search_pipeline(opt_175b, t4, WORK, MANY, 4)
     bound = free.prediction.seconds * 0.9
     assert (
-        search_pipeline(opt_175b, t4, WORK, Space(max_sequences=256, max_block_s=bound), 4).prediction.seconds <= bound
+        search_pipeline(opt_175b, t4, WORK, Space(max_sequences=64, max_block_s=bound), 4).prediction.seconds <= bound
     )
     with pytest.raises(PlanError, match=r"max_block_s must be \d+ or more for one sequence on 4 ranks of t4, not 6"):
-        search_pipeline(opt_175b, t4, WORK, Space(max_sequences=256, max_block_s=6), 4)
+        search_pipeline(opt_175b, t4, WORK, Space(max_sequences=64, max_block_s=6), 4)
