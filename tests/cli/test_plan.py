@@ -153,7 +153,7 @@ def test_tune_keeps_the_plan_beside_the_model(bare, tmp_path, capsys):
     [
         (("--hardware", "t5"), PlanError, "machine must be one of gpu24, t4"),
         (("--hardware", "t4", "--gpu-memory", "0.0001"), PlanError, "a model must fit t4: .* GB on gpu"),
-        (("--hardware", "t4", "--max-seconds", "1e-9"), PlanError, "max_block_s must be"),
+        (("--hardware", "t4", "--max-seconds", "1e-9"), PlanError, "max_seconds must be"),
         (("--hardware", "t4", "--prompt-len", "99999999"), PlanError, "at most for this model"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_bound_on_the_time_is_kept(opt_175b, t4):
     free = search_pipeline(opt_175b, t4, WORK, MANY, 4)
     bound = free.prediction.seconds * 0.9
     assert (
-        search_pipeline(opt_175b, t4, WORK, Space(max_sequences=64, max_block_s=bound), 4).prediction.seconds <= bound
+        search_pipeline(opt_175b, t4, WORK, Space(max_sequences=64, max_seconds=bound), 4).prediction.seconds <= bound
     )
-    with pytest.raises(PlanError, match=r"max_block_s must be \d+ or more for one sequence on 4 ranks of t4, not 6"):
-        search_pipeline(opt_175b, t4, WORK, Space(max_sequences=64, max_block_s=6), 4)
+    with pytest.raises(PlanError, match=r"max_seconds must be \d+ or more for one sequence on 4 ranks of t4, not 6"):
+        search_pipeline(opt_175b, t4, WORK, Space(max_sequences=64, max_seconds=6), 4)

@@ -90,11 +90,11 @@ def test_what_memory_holds_is_not_put_on_disk(opt_6_7b, t4):
 def test_a_bound_on_the_block_is_kept(opt_6_7b, t4):
     free = search(opt_6_7b, t4, WORK)
     bound = free.prediction.seconds / 2
-    kept = search(opt_6_7b, t4, WORK, Space(max_block_s=bound))
+    kept = search(opt_6_7b, t4, WORK, Space(max_seconds=bound))
     assert kept.prediction.seconds <= bound * 1.000001
     assert kept.prediction.tokens_per_second <= free.prediction.tokens_per_second
-    with pytest.raises(PlanError, match=r"max_block_s must be .* or more for one sequence on t4, not 1e-09"):
-        search(opt_6_7b, t4, WORK, Space(max_block_s=1e-9))
+    with pytest.raises(PlanError, match=r"max_seconds must be .* or more for one sequence on t4, not 1e-09"):
+        search(opt_6_7b, t4, WORK, Space(max_seconds=1e-9))
 
 
 def test_four_bits_are_taken_where_they_help(opt_175b, t4):

@@ -183,6 +183,6 @@ def _sought(arguments: argparse.Namespace) -> Any:
         machine = load_machine(arguments.hardware)
     budgets = {"gpu_bytes": arguments.gpu_memory, "host_bytes": arguments.host_memory, "disk_bytes": arguments.disk}
     machine = machine.with_memory(**{tier: budget for tier, budget in budgets.items() if budget is not None})
-    space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_block_s=arguments.max_seconds,
+    space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_seconds=arguments.max_seconds,
                   max_sequences=arguments.prompts, stored_fraction=stored_fraction)  # fmt: skip
     return shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space, arguments.ranks

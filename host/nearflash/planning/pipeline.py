@@ -43,19 +43,19 @@ def search_pipeline(shape: ModelShape, machine: Machine, workload: Workload, spa
     if ranks == 1:
         return search(shape, machine, workload, space)
     machine = replace(machine, device=None)
-    if space.max_block_s is None:
+    if space.max_seconds is None:
         return _best(shape, machine, workload, ranks, space)
-    least = _best(shape, machine, workload, ranks, replace(space, max_block_s=None, max_sequences=1)).prediction.seconds
-    bound = space.max_block_s / ranks  # of the work of one rank for one group
+    least = _best(shape, machine, workload, ranks, replace(space, max_seconds=None, max_sequences=1)).prediction.seconds
+    bound = space.max_seconds / ranks  # of the work of one rank for one group
     for _ in range(_TRIES):
         if bound * ranks < least:
             break
-        plan = _best(shape, machine, workload, ranks, replace(space, max_block_s=bound))
-        if plan.prediction.seconds <= space.max_block_s:
+        plan = _best(shape, machine, workload, ranks, replace(space, max_seconds=bound))
+        if plan.prediction.seconds <= space.max_seconds:
             return plan
-        bound *= 0.95 * space.max_block_s / plan.prediction.seconds
-    raise PlanError(f"max_block_s must be {least:.3g} or more for one sequence on {ranks} ranks of {machine.name}, not "
-                    f"{space.max_block_s}")  # fmt: skip
+        bound *= 0.95 * space.max_seconds / plan.prediction.seconds
+    raise PlanError(f"max_seconds must be {least:.3g} or more for one sequence on {ranks} ranks of {machine.name}, not "
+                    f"{space.max_seconds}")  # fmt: skip
 
 
 def plan_pipeline(shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy, ranks: int) -> Plan:

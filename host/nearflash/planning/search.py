@@ -38,7 +38,7 @@ class Space:
 
     batch_sizes, batch_counts: None for powers of two, as far as any fits, then what lies between those and the best.
     cpu_attention, weight_bits, cache_bits: each value is tried. stored_fraction: of weights that are compressed
-    already. read_fraction: of K and V, by attention. max_block_s: longest time of a block. max_sequences: prompts that
+    already. read_fraction: of K and V, by attention. max_seconds: longest time of a block. max_sequences: prompts that
     there are; blocks that divide them evenly are tried too. groups: of batches that ranks compute in turn; predicted
     times are those of one group.
     """
@@ -50,7 +50,7 @@ class Space:
     cache_bits: Sequence[int] = (16,)
     stored_fraction: float = 1.0
     read_fraction: float = 1.0
-    max_block_s: float | None = None
+    max_seconds: float | None = None
     max_sequences: int | None = None
     groups: int = 1
 
@@ -124,7 +124,7 @@ def tokens_per_second_at_best(shape: ModelShape, machine: Machine, workload: Wor
 
 
 def _within(plan: Plan, space: Space) -> bool:
-    return space.max_block_s is None or plan.prediction.seconds <= space.max_block_s * (1 + 1e-6)
+    return space.max_seconds is None or plan.prediction.seconds <= space.max_seconds * (1 + 1e-6)
 
 
 def _programs(
@@ -139,7 +139,7 @@ def _programs(
                 fractions = space.stored_fraction, space.read_fraction
                 bits = weight_bits, cache_bits
                 options = PolicyOptions(size, count, cpu_attention, *bits, *fractions, space.groups)
-                solved = _solve(shape, machine, workload, options, space.max_block_s)
+                solved = _solve(shape, machine, workload, options, space.max_seconds)
                 if solved is None:
                     break  # more batches need more of everything
                 any_fits = True
@@ -164,7 +164,7 @@ def _between(
             if near in tried or (space.max_sequences is not None and near.held_size > space.max_sequences):
                 continue
             tried.add(near)
-            if solved := _solve(shape, machine, workload, near, space.max_block_s):
+            if solved := _solve(shape, machine, workload, near, space.max_seconds):
                 yield solved[0] / space.share_filled(near.held_size), near, solved[1]
 
 
@@ -189,7 +189,7 @@ def _doubling() -> Iterator[int]:
 
 
 def _solve(
-    shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions, max_block_s: float | None
+    shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions, max_seconds: float | None
 ) -> tuple[float, Vector] | None:
     """Least seconds a sequence and the shares that give them, or None where nothing fits."""
     number, steps = len(VARIABLES), workload.new_tokens - 1
@@ -214,9 +214,9 @@ def _solve(
             bounds_above.append(-vector[-1] / scale)
     objective = np.zeros(number + 2)
     objective[number:] = (1.0, steps)
-    if max_block_s is not None:
+    if max_seconds is not None:
         rows.append(objective.copy())
-        bounds_above.append(max_block_s / scale)
+        bounds_above.append(max_seconds / scale)
     # Of two equal plans, the one that moves less and writes nothing.
     for at, name in enumerate(VARIABLES):
         objective[at] = _NEARER.get(name.rpartition(".")[2], 0.0) * (1 + steps)
@@ -306,15 +306,15 @@ def _policy(options: PolicyOptions, counts: dict[str, dict[str, int]], grains: d
 
 def _why_not(shape: ModelShape, machine: Machine, workload: Workload, space: Space) -> str:
     """State what a plan for one sequence at a time lacks."""
-    if space.max_block_s is not None:
+    if space.max_seconds is not None:
         try:
-            plan = search(shape, machine, workload, replace(space, max_block_s=None, batch_sizes=(1,),
+            plan = search(shape, machine, workload, replace(space, max_seconds=None, batch_sizes=(1,),
                                                             batch_counts=(1,)))  # fmt: skip
         except PlanError:
             pass
         else:
             least = f"{plan.prediction.seconds:.3g}"
-            return f"max_block_s must be {least} or more for one sequence on {machine.name}, not {space.max_block_s}"
+            return f"max_seconds must be {least} or more for one sequence on {machine.name}, not {space.max_seconds}"
     options = PolicyOptions(1, 1, stored_fraction=space.stored_fraction, weight_bits=min(space.weight_bits),
                       cache_bits=min(space.cache_bits))  # fmt: skip
     last = "disk" if machine.disk else "host"
