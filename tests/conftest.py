@@ -22,6 +22,7 @@ REPEATED_STALLS = ("source", "sink", "bursty")
 
 # Designs are made of millions of small objects that stay: by default a quarter of making one goes into looking at them.
 gc.set_threshold(20_000, 20, 20)
+gc.disable()  # while tests are collected
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU run on the CPU; read when they are imported
@@ -84,6 +85,7 @@ def _mark_combinations(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What collecting made stays: walking it takes half a second each time that a test, or transformers, collects."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

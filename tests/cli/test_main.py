@@ -208,7 +208,7 @@ def test_every_command_shows_an_example():
     assert not without
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("place", [pytest.param("before", marks=pytest.mark.full), "after"])
 def test_loaders_are_silent_unless_asked(monkeypatch, capsys, place):
     monkeypatch.setattr(cli.os, "environ", environment := dict(os.environ, TRANSFORMERS_VERBOSITY="info"))
     environment.pop("HF_HUB_DISABLE_PROGRESS_BARS", None)

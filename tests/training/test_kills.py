@@ -13,7 +13,8 @@ from nearflash.bench.training import crash, rank_kills
 from nearflash.training import NearStorageAdamW
 
 
-@pytest.mark.parametrize("files", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("files", [1, 2])
 def test_killed_and_resumed_runs_equal_the_whole_one(tmp_path, files):
     options = ["--kills", "5", "--seed", "3", "--files", str(files)]
     command = [sys.executable, "-m", "nearflash.bench.training.kills", str(tmp_path), *options]

@@ -53,6 +53,7 @@ def test_every_case_has_a_row_and_the_same_tokens(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_case_that_fails_states_why(tmp_path):
     row = larger._case("transformers", tmp_path, 1, None)
     assert row["skipped"].startswith("transformers did not end: ") and row["limited_by"] == "nothing"

@@ -1,5 +1,7 @@
 """A small part of the crash points of deltas; and that the bench notices deltas that are believed."""
 
+import pytest
+
 from nearflash.bench.storage.delta_crashes import delta_crash_points
 from nearflash.device.backends.host import delta
 from nearflash.storage.state import delta_log
@@ -11,6 +13,7 @@ def test_every_folder_gives_the_weights_or_an_error(tmp_path):
     assert found.bad == [] and found.points > 150 and found.newer > 20
 
 
+@pytest.mark.full
 def test_deltas_that_are_not_compared_with_their_checksums_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(TensorFile, "check", lambda *_: None)
     monkeypatch.setattr(delta._Walk, "check", lambda *_: None)

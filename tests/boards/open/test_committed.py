@@ -50,6 +50,12 @@ def test_the_bitstream_is_for_the_boards_part(built):
     assert header.payload_bytes > 4_000_000
 
 
+@pytest.mark.parametrize(
+    "built",
+    [pytest.param(one, marks=[pytest.mark.full] * (one[1] == "attend")) for one in BUILT],
+    ids="/".join,
+    indirect=True,
+)
 def test_the_design_is_this_checkouts(built):
     board, manifest = built
     again = f"run `make bitstream BOARD={board.name} KERNEL={manifest.kernel}`"

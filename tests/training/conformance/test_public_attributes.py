@@ -41,7 +41,8 @@ REJECTED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "kind", ["one, backward", "ranks", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("one, step", "SGD"))]
+    "kind",
+    ["one, backward", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("ranks", "one, step", "SGD"))],
 )
 def test_each_behaviour(tmp_path, kind):
     mine, theirs, options = KINDS[kind]

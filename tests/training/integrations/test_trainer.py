@@ -86,9 +86,8 @@ def run(model, rows, arguments, path, checkpoint=None, **options):
     return trainer
 
 
-@pytest.mark.parametrize(
-    "dtype, name", [pytest.param(torch.float32, None, marks=pytest.mark.full), (torch.bfloat16, "bf16")]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("dtype, name", [(torch.float32, None), (torch.bfloat16, "bf16")])
 def test_resume_from_a_checkpoint_before_the_state(make_model, rows, values, arguments, tmp_path, dtype, name):
     """The state is at step 6; the checkpoint and its snapshot are of step 3."""
     whole, resumed = make_model(dtype), make_model(dtype)

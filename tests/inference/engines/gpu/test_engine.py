@@ -109,6 +109,7 @@ def test_memory_decides_what_is_read_not_what_comes_out(
     assert engine.cache_bytes <= index_cache_bytes + page_cache_bytes
 
 
+@pytest.mark.full
 def test_a_policy_for_each_head_softcap_and_sinks(make_engine, make_store, make_layout, shape, filled, draw_q):
     policy = AttentionPolicy(
         "sparf-page", score_dims=0.5, top_k=0.25, local_window=8,
@@ -125,7 +126,7 @@ def test_a_policy_for_each_head_softcap_and_sinks(make_engine, make_store, make_
         assert_near(*outs)
 
 
-@pytest.mark.parametrize("page_cache_bytes", [0, 60000, 1 << 20])
+@pytest.mark.parametrize("page_cache_bytes", [0, 60000, pytest.param(1 << 20, marks=pytest.mark.full)])
 def test_several_tokens(make_engine, make_store, make_layout, shape, filled, monkeypatch, page_cache_bytes):
     monkeypatch.setattr(GpuEngine, "logits_at_once", 3 * 5 * 2 * 8 * 4)
     layout, policy = make_layout(), POLICIES["page"]
