@@ -19,6 +19,17 @@ _VECTORS = 1024
 """Memories that one preadv or pwritev takes (IOV_MAX)."""
 
 
+def _move_all(move: Callable[[int, memoryview, int], int], fd: int, memories: Sequence[memoryview], offset: int) -> int:
+    """Move one memory after another, until one is not moved whole; bytes that were moved."""
+    done = 0
+    for memory in memories:
+        moved = move(fd, memory, offset + done)
+        done += moved
+        if moved < len(memory):
+            break
+    return done
+
+
 class IoBackend(ABC):
     """Moves bytes between an open file and memory. May raise OSError; returns how many bytes were moved."""
 
@@ -31,23 +42,11 @@ class IoBackend(ABC):
 
     def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
         """Fill one memory after another from `offset` on; fewer bytes than asked for only at the end of the file."""
-        done = 0
-        for memory in memories:
-            moved = self.read(fd, memory, offset + done)
-            done += moved
-            if moved < len(memory):
-                break
-        return done
+        return _move_all(self.read, fd, memories, offset)
 
     def gather(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
         """Write one memory after another from `offset` on; fewer bytes only where the file takes no more."""
-        done = 0
-        for memory in memories:
-            moved = self.write(fd, memory, offset + done)
-            done += moved
-            if moved < len(memory):
-                break
-        return done
+        return _move_all(self.write, fd, memories, offset)
 
     def read_many(self, fd: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
         """Fill each row of `memory` (p, bytes) from its offset (p,), in any order."""
