@@ -38,7 +38,7 @@ KV_ACTIONS, KV_IMAGES, KV_SEEDS = 120, 6, (1, 2, 3)
 """Calls of a KV store's life, images at each point of it, lives."""
 KEPT_ACTIONS, KEPT_IMAGES, KEPT_SEEDS, CONTROL_SEED = 24, 2, (1, 2, 3, 4, 5), 1
 """Of one whose sequences outlast it, with turns, forks and crops; the control's life is one of them."""
-BLOCK_ACTIONS, BLOCK_IMAGES, BLOCK_SEEDS, BLOCK_KILLS = 75, 4, (1, 2, 3, 4, 5), 40
+BLOCK_ACTIONS, BLOCK_IMAGES, BLOCK_SEEDS, BLOCK_KILLS = 75, 4, tuple(range(1, 9)), 40
 """Calls of a block store's life, images at each point of it, lives; kills of a process that writes one."""
 KILLS = 30
 """Of training on a state of one file, and as many on one of two."""
