@@ -125,7 +125,7 @@ def test_the_clock_is_measured_by_the_kernels_cycles(opened, monkeypatch, hz, pa
     assert passed or second.found.startswith("the clock must be 100.0 MHz, not ")
 
 
-@pytest.mark.parametrize("config", ["expand-tiny", pytest.param("attend-tiny", marks=pytest.mark.full)])
+@pytest.mark.parametrize("config", ["expand-tiny", "attend-tiny"])
 def test_every_kernel_has_a_command_to_measure_its_clock_with(config):
     with devices.VerilatorDevice.open(config) as device:
         device.clock_hz, device.clock_run_s, device.now = 100_000_000, 100e-6, Clocked(device, 100e6).now
