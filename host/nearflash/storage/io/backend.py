@@ -17,6 +17,7 @@ BLOCK_BYTES = 4096
 """Of which offsets, lengths and addresses of direct I/O are multiples."""
 _VECTORS = 1024
 """Memories that one preadv or pwritev takes (IOV_MAX)."""
+_MoveVectors = Callable[[int, Sequence[memoryview], int], int]
 
 
 def _move_all(move: Callable[[int, memoryview, int], int], fd: int, memories: Sequence[memoryview], offset: int) -> int:
@@ -80,23 +81,11 @@ class PositionalBackend(IoBackend):
 
     def scatter(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
         """See IoBackend.scatter."""
-        total = 0
-        for start in range(0, len(memories), _VECTORS):
-            part = memories[start : start + _VECTORS]
-            size_bytes = sum(map(len, part))
-            done = os.preadv(fd, part, offset + total)
-            total += done if done == size_bytes else super().scatter(fd, part, offset + total)
-        return total
+        return self._in_parts(os.preadv, super().scatter, fd, memories, offset)
 
     def gather(self, fd: int, memories: Sequence[memoryview], offset: int) -> int:
         """See IoBackend.gather."""
-        total = 0
-        for start in range(0, len(memories), _VECTORS):
-            part = memories[start : start + _VECTORS]
-            size_bytes = sum(map(len, part))
-            done = os.pwritev(fd, part, offset + total)
-            total += done if done == size_bytes else super().gather(fd, part, offset + total)
-        return total
+        return self._in_parts(os.pwritev, super().gather, fd, memories, offset)
 
     def write(self, fd: int, memory: memoryview, offset: int) -> int:
         """See IoBackend.write."""
@@ -105,6 +94,18 @@ class PositionalBackend(IoBackend):
     def flush(self, fd: int) -> None:
         """See IoBackend.flush."""
         os.fsync(fd)
+
+    @staticmethod
+    def _in_parts(
+        call: _MoveVectors, one_by_one: _MoveVectors, fd: int, memories: Sequence[memoryview], at: int
+    ) -> int:
+        """Move as many memories as a call takes at a time; one by one those of which not all was moved."""
+        total = 0
+        for start in range(0, len(memories), _VECTORS):
+            part = memories[start : start + _VECTORS]
+            done = call(fd, part, at + total)
+            total += done if done == sum(map(len, part)) else one_by_one(fd, part, at + total)
+        return total
 
     @staticmethod
     def _all(transfer: Callable[[int], int], size_bytes: int) -> int:
