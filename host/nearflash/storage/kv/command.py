@@ -2,8 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,12 +78,10 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
     return found
 
 
-@contextmanager
-def _open_blocks(path: Path, arguments: argparse.Namespace) -> "Iterator[BlockFile]":
+def _open_blocks(path: Path, arguments: argparse.Namespace) -> "BlockFile":
     from nearflash.storage.blocks.block_file import BlockFile
 
-    with BlockFile.open_existing(path, direct=not arguments.buffered, writable=False) as blocks:
-        yield blocks
+    return BlockFile.open_existing(path, direct=not arguments.buffered, writable=False)
 
 
 def _verify_blocks(path: Path, arguments: argparse.Namespace) -> bool:
