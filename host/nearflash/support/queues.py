@@ -46,9 +46,10 @@ class WorkQueue(Generic[T]):
             del self._items[place]
             return item
 
-    def __bool__(self) -> bool:
-        """Whether an item can be had without waiting."""
-        return bool(self._items)
+    @property
+    def is_empty(self) -> bool:
+        """Whether an item would be waited for."""
+        return not self._items
 
     def end(self) -> None:
         """One producer has no more items."""

@@ -295,7 +295,7 @@ class Pipeline:
             done.put(slot)
 
         self._step.update(transfer, slot, leave)
-        if not self._ready:
+        if self._ready.is_empty:
             transfer.finish()
 
     def _write(self, slot: Slot) -> Slot:

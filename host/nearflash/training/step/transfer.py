@@ -90,7 +90,7 @@ class Staging:
         self.buffers: dict[str, Buffer] = {}
         self.ticket: int | None = None
         """Of the command that has the buffers; None: they are free."""
-        self.started_s = 0.0
+        self.params, self.started_s = 0, 0.0
         self.completion: Completion | None = None
         """Of that command, once it was waited for."""
         self.end: Callable[[Completion], None] = lambda completion: None
@@ -266,7 +266,7 @@ class Transfer:
         }
         if self.device.DEPTH == 1:  # it would wait itself, not as long
             self._wait_all()
-        staging.started_s = time.perf_counter()
+        staging.params, staging.started_s = params, time.perf_counter()
         staging.ticket = self.device.submit(
             UpdateCommand(
                 run.rule,
@@ -320,7 +320,7 @@ class Transfer:
             staging.completion = self.device.wait(staging.ticket, TIMEOUT_S)
             # One that was submitted early begins when the one before has ended.
             begun, self._idle_since_s = max(staging.started_s, self._idle_since_s), time.perf_counter()
-            self._timeline.add("update", self._row, begun, self._idle_since_s)
+            self._timeline.add("update", self._row, begun, self._idle_since_s, params=staging.params)
         return staging.completion
 
     def _free_stagings(self) -> None:
