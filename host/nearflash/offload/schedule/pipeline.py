@@ -33,6 +33,8 @@ class PipelineStage:
     def __init__(
         self, rank: int, ranks: int, layers: int, count_bytes: Callable[[str, int], None] = lambda link, size: None
     ) -> None:
+        if not 0 <= rank < ranks:
+            raise CommandError(f"rank must be below the {ranks} ranks, not {rank}")
         self.rank, self.ranks, self._count_bytes = rank, ranks, count_bytes
         self.first, self.end = split_layers(layers, ranks)[rank : rank + 2]
         """Its layers, half open."""
