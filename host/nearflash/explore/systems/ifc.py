@@ -1,6 +1,6 @@
 """Parts of in-flash computing (IFC): a die that multiplies beside each plane, arrangements of dies, mechanisms.
 
-Source: KVNAND (explore.md, section 2.4 and the papers' mechanisms).
+Source: KVNAND, its die, mapping and pipelining.
 """
 
 from dataclasses import dataclass, fields

@@ -12,7 +12,7 @@ group at a time. C has each head's in that head's share of the planes: those of 
 wait when the NPU's memory does not hold the logits of all. Pages are programmed when full, or when C's plane buffers
 have no more room, and again before they were read too often. `Mechanisms` switches each of these off.
 
-Source: KVNAND (explore.md, section 2.4 and the papers' mechanisms). The paper does not state the memory of logits: here
+Source: KVNAND, its die, mapping and pipelining. The paper does not state the memory of logits: here
 it is the NPU's 5 MB. Energy by bits moved; what computes is the same everywhere and not counted.
 """
 
@@ -272,7 +272,7 @@ def best(decode: Decode, dies: int = 16, kind: str = "", mechanisms: Mechanisms 
 def endurance_cycles(decode: Decode, tokens_per_s: float, years: float) -> float:
     """Program and erase cycles after so many years of decoding, of flash reserved for K and V of `decode.context`.
 
-    All of its blocks are written in turn. Source: KVNAND's endurance (explore.md, the papers' mechanisms).
+    All of its blocks are written in turn. Source: KVNAND's endurance.
     """
     written = decode.shape.kv * decode.value_bytes * tokens_per_s
     return erase_cycles(written, decode.kv_bytes, years * SECONDS_PER_YEAR)

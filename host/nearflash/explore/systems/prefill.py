@@ -4,7 +4,7 @@ Weights are multiplied where that is faster: beside the planes, whose few multip
 which weights cross the flash interface once for each chunk of tokens whose hidden states its memory holds. Attention is
 on the NPU; K and V of chunks before cross to it again. Pages of K and V are programmed meanwhile.
 
-Source: rates of KVNAND (explore.md, section 2.4); the schedule is ours, as the paper's notes state none.
+Source: rates of KVNAND; the schedule is ours.
 """
 
 from math import ceil

@@ -13,7 +13,7 @@ once (Smart-Infinity runs at 54 % of what overlap would give); nearflash overlap
 
 What nothing overlaps: the first parameters of forward, the last gradients of backward, the kernel of the last subgroup.
 
-Source: Smart-Infinity (HPCA'24); training.md; the papers' mechanisms of explore.md.
+Source: Smart-Infinity (HPCA'24).
 """
 
 from dataclasses import dataclass, replace
