@@ -6,10 +6,9 @@ PY := $(VENV)/bin/python
 NEARFLASH := $(VENV)/bin/nearflash
 JOBS ?= $(shell nproc)
 # Workers that have run out of tests take over half of another's: they end together.
-PYTEST := $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=20 --durations-min=5
+WORKERS = $(JOBS)
+PYTEST = $(PY) -m pytest -n $(WORKERS) --dist worksteal --durations=20 --durations-min=5
 FAST := -m 'not full'
-# Tests wait, too: for files, other processes, deadlines. One worker more than cores takes 10:12 where as many take 10:53.
-ONE_MORE := -n $(shell expr $(JOBS) + 1)
 STUCK := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 AREAS ?= tests
 UNIT ?= gateware.top.update
@@ -45,9 +44,11 @@ demo: venv ## fine-tune a small model through the Verilated updater; writes buil
 check: lint ## lint, and the tests of structure, abi, model and of what changed since main
 	$(PYTEST) $(FAST) $$($(PY) .ci/changed.py tests/structure tests/abi tests/model)
 
+# Tests wait, too: for files, other processes, deadlines. One worker more than cores takes 10:12 where as many take 10:53.
+test: WORKERS = $(shell expr $(JOBS) + 1)
 test: venv ## at least one test of every behaviour
 	@bash .ci/tools.sh chromium
-	$(PYTEST) $(ONE_MORE) $(FAST) $(STUCK)
+	$(PYTEST) $(FAST) $(STUCK)
 
 test-full: venv ## every test: all combinations, every proof, samples of all mutants
 	@bash .ci/tools.sh chromium
