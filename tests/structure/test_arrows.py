@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "verify": {"abi", "support", "model", "gateware", "device", "boards", "sim"},
     "verify.bench": {"abi", "support", "model", "gateware", "device", "explore", "inference", "sim", "verify", "bench"},
     "verify.fixtures.ssd_events": {"explore"},
-    "demo": {"abi", "support", "device", "storage", "training", "bench"},
+    "demo": {"abi", "support", "device", "storage", "weights", "training", "bench"},
     "cli": {"abi", "support", "device", "storage", "weights", "planning", "explore", "training", "offload", "bench"},
 }
 #: Folders of a package, "" for its own files: each imports those before it alone, so there are no circles.

@@ -1,5 +1,6 @@
 """The demo's model and text."""
 
+from contextlib import nullcontext
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ __all__ = ["Windows", "load_model"]
 def load_model(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """(causal language model, tokenizer) of a transformers folder. Raises StateError where it is missing."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+
+    from nearflash.weights.pretrained import silent_transformers
 
     if not (folder / "config.json").is_file():
         raise StateError(f"{folder} must hold a transformers model; run from the repository, or pass --model")
-    if environ.get("HF_HUB_DISABLE_PROGRESS_BARS") != "0":
-        logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
+    with nullcontext() if environ.get("HF_HUB_DISABLE_PROGRESS_BARS") == "0" else silent_transformers():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
 
 
 class Windows:
