@@ -55,7 +55,7 @@ def test_unknown_names_list_what_exists(spec):
 
 def test_a_missing_package_is_named_and_nothing_else_is_opened(monkeypatch):
     point = EntryPoint("verilator", "nearflash.no_such_package:Device", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda **_: [point])
+    monkeypatch.setattr(registry, "_backends", lambda kernel: {"verilator": point})
     with pytest.raises(UnknownDeviceError, match=r"needs the package 'nearflash.no_such_package'; .*nearflash\[sim\]"):
         open_device("verilator:update-tiny")
 
@@ -96,7 +96,7 @@ def test_a_name_that_does_not_run_the_kernel_lists_those_that_do(spec):
 
 def test_a_backend_named_alone_names_its_missing_package(monkeypatch):
     point = EntryPoint("verilator", "nearflash.no_such_package:Device", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda **_: [point])
+    monkeypatch.setattr(registry, "_backends", lambda kernel: {"verilator": point})
     with pytest.raises(UnknownDeviceError, match=r"needs the package 'nearflash.no_such_package'; .*nearflash\[sim\]"):
         open_device("verilator", kernel="update")
 
@@ -119,7 +119,7 @@ class Cards(ModelDevice):
 @pytest.fixture
 def cards(monkeypatch):
     point = EntryPoint("cards", f"{__name__}:Cards", f"{registry.GROUP}.update")
-    monkeypatch.setattr(registry, "entry_points", lambda group, name="cards": [point] if name == "cards" else [])
+    monkeypatch.setattr(registry, "_backends", lambda kernel: {"cards": point})
     monkeypatch.setattr(registry, "_load", lambda backend, kernel: Cards)
 
 

@@ -6,7 +6,8 @@ A backend is registered by entry point in the group of each kernel that it runs:
 `nearflash.device.attend`, `nearflash.device.expand`.
 """
 
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from nearflash.abi.errors import UnknownDeviceError
 from nearflash.abi.kernel.config import CONFIGS
@@ -21,8 +22,7 @@ GROUP = "nearflash.device"
 def available_devices(kernel: str | None = None) -> list[str]:
     """Every full name that `open_device` knows, of one kernel or of all, whether or not its packages are installed."""
     builds = [build for build in CONFIGS.values() if kernel in (None, build.kernel)]
-    groups = {build.kernel: [point.name for point in entry_points(group=f"{GROUP}.{build.kernel}")] for build in builds}
-    return sorted(f"{backend}:{build.full_name}" for build in builds for backend in groups[build.kernel])
+    return sorted(f"{backend}:{build.full_name}" for build in builds for backend in _backends(build.kernel))
 
 
 def full_name(spec: str, kernel: str | None = None) -> str:
@@ -33,12 +33,12 @@ def full_name(spec: str, kernel: str | None = None) -> str:
     what to install, where the packages of a backend named alone are missing.
     """
     name, at, card = spec.partition("@")
-    if kernel is not None and ":" not in name and entry_points(group=f"{GROUP}.{kernel}", name=name):
+    if kernel is not None and ":" not in name and name in _backends(kernel):
         name = f"{name}:{kernel}-{_load(name, kernel).DEFAULT_BUILD}"
     backend, _, config = name.partition(":")
     build = CONFIGS.get(config)
     runs = build is not None and kernel in (None, build.kernel)
-    if build is None or not runs or not entry_points(group=f"{GROUP}.{build.kernel}", name=backend):
+    if build is None or not runs or backend not in _backends(build.kernel):
         names = available_devices(kernel)
         backends = sorted({name.partition(":")[0] for name in names}) if kernel else []
         raise UnknownDeviceError(f"device must be one of {', '.join(backends + names)}, not {spec!r}")
@@ -67,9 +67,15 @@ def open_device(spec: str, kernel: str | None = None) -> Device:
     return opened.open_card(config, card) if card else opened.open(config)
 
 
+@cache
+def _backends(kernel: str) -> dict[str, EntryPoint]:
+    """The entry points of a kernel by name; finding them reads the metadata of every installed package."""
+    return {point.name: point for point in entry_points(group=f"{GROUP}.{kernel}")}
+
+
 def _load(backend: str, kernel: str) -> type[Device]:
     try:
-        loaded: type[Device] = next(iter(entry_points(group=f"{GROUP}.{kernel}", name=backend))).load()
+        loaded: type[Device] = _backends(kernel)[backend].load()
     except ImportError as missing:
         raise UnknownDeviceError(
             f"device {backend!r} needs the package {missing.name!r}; install nearflash with the extra that brings it "

@@ -16,7 +16,7 @@ def unit():
     return BurstUnit(Fp32Unit(CodeProduct()), "expand-code-product")
 
 
-@pytest.mark.parametrize("number", [FP16, BF16])
+@pytest.mark.parametrize("number", [FP16, pytest.param(BF16, marks=pytest.mark.full)])
 def test_every_product(unit, number):
     scales = from_narrow(np.arange(1 << 16, dtype=np.uint16), number)
     for code in range(256):
