@@ -234,6 +234,14 @@ def test_fleets(capsys):
     assert found[0]["seconds"] > found[-1]["seconds"]
 
 
+def test_clusters(capsys):
+    assert run("serving-cluster", "--hosts", "1,2", "--gpus", "4", "--prompt", "2k", "--rate", "1", "--json") == 0
+    found = rows(capsys)
+    assert [row["hosts"] for row in found] == [1, 1, 1, 2, 2, 2] and sum(row["best"] for row in found) == 1
+    assert run("training-cluster", "--hosts", "1", "--drives", "4,8", "--dram", "64", "--json") == 0
+    assert {row["layout"]: row["fits"] for row in rows(capsys)}["host memory"] is False
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("kvnand", "--dies", "99999999999"), ("kvnand", "--context", "9" * 30), ("kvnand", "--context", "1..1" + "0" * 30),

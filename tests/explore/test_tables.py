@@ -14,6 +14,7 @@ from nearflash.explore.shapes import Trained, list_trained
 from nearflash.explore.ssd import Ssd
 from nearflash.explore.studies.costs import Component
 from nearflash.explore.studies.dse import FpgaBoard, Synthesis
+from nearflash.explore.systems.cluster import Network
 from nearflash.explore.systems.ifc import Arrangement, Decode, Die
 from nearflash.explore.systems.instinfer import Csd, KvShare
 from nearflash.explore.systems.kvnand import decode_step
@@ -24,7 +25,7 @@ from nearflash.explore.tables import UNITS, own_tables, part_names, read_part, t
 from nearflash.explore.wear import Price
 
 KINDS = (MeasuredHeads, Component, FpgaBoard, Buckets, Cpu, Csd, Die, Energy, Expander, Gpu, Host, Link, DramMemory,
-         Npu, OptimizerBytes, Price, Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
+         Network, Npu, OptimizerBytes, Price, Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
 TEXT = {"source", "date", "digest", "drive", "interleaved"}
 
 

@@ -19,6 +19,8 @@ _EXAMPLES = """examples:
   nearflash explore smart-infinity --model gpt2-8.4b --csds 1..10 --png scaling.png
   nearflash explore smart-infinity --csds 6 --set smartssd.smartssd.write_bytes_per_s=1.6e9
   nearflash explore endor --model opt-66b --layers 5/8/51
+  nearflash explore serving-cluster --model llama3.1-70b --users 100 --rate 5 --hosts 1..4
+  nearflash explore training-cluster --model llama3.1-70b --hosts 4,8 --drives 4,8
   nearflash explore compare --trace systems.json      opens in ui.perfetto.dev
   nearflash explore check --json                      our figures against the papers'
   nearflash explore report -o report.html
@@ -75,7 +77,16 @@ def explore(subparsers: Any) -> None:
         description="Model near-storage systems: time, energy, memory, traffic, cost, wear.",
     )
     actions = parser.add_subparsers(metavar="system", required=True)
-    for add in (_add_kvnand, _add_instinfer, _add_training, _add_endor, _add_engine, _add_fleet, _add_others):
+    for add in (
+        _add_kvnand,
+        _add_instinfer,
+        _add_training,
+        _add_endor,
+        _add_engine,
+        _add_fleet,
+        _add_clusters,
+        _add_others,
+    ):
         add(actions)
 
 
@@ -183,6 +194,33 @@ def _add_fleet(actions: Any) -> None:
         help="Plain drives (default: 1..6).",
     )
     add("--optimizer", default="adam", help="A row of optimizer.toml.")
+
+
+def _add_clusters(actions: Any) -> None:
+    text = "Layouts of a cluster that serves a model to users: K and V in GPU memory, host memory, drives."
+    add = _action(actions, "serving-cluster", _serving_cluster, text, pictures=False)
+    _add_cluster(add)
+    add("--users", type=positive, default=100, metavar="N", help="Users at once.")
+    add("--rate", type=float, default=0.0, metavar="R", help="Tokens a second that each user must get.")
+    add("--prompt", type=_amount, default=8000, metavar="N", help="Tokens of a prompt.")
+    add("--new", type=_amount, default=500, metavar="N", help="Tokens generated for each.")
+    add("--weight-bits", type=int, default=16, choices=(4, 8, 16), help="Bits of a weight.")
+    text = "Layouts of a cluster that trains a model: optimizer state in GPU memory, host memory, drives."
+    add = _action(actions, "training-cluster", _training_cluster, text, pictures=False)
+    _add_cluster(add)
+    add("--optimizer", default="adam", help="A row of optimizer.toml.")
+    add("--tokens", type=positive, default=16_384, metavar="N", help="Tokens of each GPU in a step.")
+
+
+def _add_cluster(add: Any) -> None:
+    add("--model", default="llama3.1-70b", help="A decoder of models.toml.")
+    add("--hosts", type=parse_ranges, default=parse_ranges("1..4"), metavar="N[..N]", help="Hosts (default: 1..4).")
+    add("--gpus", type=positive, default=8, metavar="N", help="GPUs of each host.")
+    add("--drives", type=parse_ranges, default=parse_ranges("4"), metavar="N[..N]",
+        help="Drives of each host (default: 4).")  # fmt: skip
+    add("--gpu", default="a100", help="A GPU of gpu.toml.")
+    add("--dram", type=positive, default=512, metavar="GB", help="DRAM of each host.")
+    add("--network", default="ethernet-100g", help="A network of network.toml.")
 
 
 def _add_others(actions: Any) -> None:
@@ -293,6 +331,32 @@ def _fleet(arguments: argparse.Namespace) -> int:
         (row_of(fleet_step(arguments.model, near, plain, arguments.optimizer), near=near, plain=plain)
          for near in arguments.near for plain in arguments.plain),
         arguments, ("model", "near", "plain", "seconds", *_COST, "fits"))  # fmt: skip
+    return 0
+
+
+def _clusters(arguments: argparse.Namespace) -> list[Any]:
+    from nearflash.explore.systems.cluster import Cluster
+
+    return [Cluster(hosts, arguments.gpus, drives, arguments.gpu, arguments.network, arguments.dram * 1e9)
+            for hosts in arguments.hosts for drives in arguments.drives]  # fmt: skip
+
+
+def _serving_cluster(arguments: argparse.Namespace) -> int:
+    from nearflash.explore.studies.clusters import cluster_serving_rows
+    from nearflash.explore.systems.instinfer import Serving
+
+    serving = Serving(arguments.model, arguments.prompt, arguments.new, arguments.users)
+    _show(cluster_serving_rows(serving, _clusters(arguments), arguments.weight_bits, arguments.rate), arguments,
+          ("hosts", "drives", "layout", "replicas", "tokens_per_user_second", "first_token_seconds", "usd", *_COST,
+           "fits", "serves", "best"))  # fmt: skip
+    return 0
+
+
+def _training_cluster(arguments: argparse.Namespace) -> int:
+    from nearflash.explore.studies.clusters import cluster_training_rows
+
+    rows = cluster_training_rows(arguments.model, _clusters(arguments), arguments.optimizer, arguments.tokens)
+    _show(rows, arguments, ("hosts", "drives", "layout", "seconds", "units_per_second", "usd", *_COST, "fits", "best"))
     return 0
 
 

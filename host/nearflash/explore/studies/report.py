@@ -9,11 +9,15 @@ from typing import Any
 
 from nearflash.explore.outcome import Outcome
 from nearflash.explore.studies.check import conclusions, figures
+from nearflash.explore.studies.clusters import cluster_serving_rows
 from nearflash.explore.studies.costs import cost_of
 from nearflash.explore.studies.dse import engine_builds, kvnand_choice, kvnand_grid
 from nearflash.explore.studies.plots import bars, curves, errors_plot, heat_map, svg
 from nearflash.explore.studies.sliders import slider_studies
 from nearflash.explore.studies.sweeps import compare_systems, instinfer_rows, smart_infinity_rows
+from nearflash.explore.systems.cluster import Cluster
+from nearflash.explore.systems.cluster_serving import LAYOUTS
+from nearflash.explore.systems.instinfer import Serving
 from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["report_page", "write_report"]
@@ -44,7 +48,7 @@ def report_page() -> str:
         parts += [f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>", _figure("phases", bars(outcomes, title))]
         parts += [_costs_table(outcomes), _assumptions([(outcome.system, outcome.assumptions) for outcome in outcomes])]
     parts += ["<h2>Scaling</h2>", _figure("drives", _serving_curves()), _figure("training", _training_curves())]
-    parts.append("<h2>Splits of dies</h2>")
+    parts += ["<h2>Clusters</h2>", _clusters(), "<h2>Splits of dies</h2>"]
     for model, quant, dies in (("llama3.1-70b", "w4a16", 8), ("llama3.1-8b", "w16a16", 16)):
         grid = list(kvnand_grid([model], _CONTEXTS, [quant], dies))
         parts.append(_figure("grid", heat_map(grid, f"{model}, {quant}, {dies} dies: ms a token")))
@@ -193,6 +197,24 @@ def _training_curves() -> Any:
         x.append(row["drives"])
         y.append(row["speed_up"])
     return curves(series, "GPT-2 8.4B, A5000", "drives", "speed-up over ZeRO-Infinity, as many drives")
+
+
+def _clusters() -> str:
+    """The cheapest cluster of each layout for 100 users of a model of 70 billion parameters, by context."""
+    head = ("prompt_tokens", "layout", "hosts", "drives", "tokens_per_user_second", "first_token_seconds", "usd",
+            "usd_per_million", "joules_per_unit")  # fmt: skip
+    clusters = [Cluster(hosts, 4, drives) for hosts in (1, 2, 4) for drives in (4, 16)]
+    rows = []
+    for prompt in (2_000, 8_000, 32_000):
+        served = cluster_serving_rows(Serving("llama3.1-70b", prompt, 500, 100), clusters, rate=0.5)
+        for layout in LAYOUTS:
+            able = [row for row in served if row["layout"] == layout and row["serves"]]
+            rows += [{**min(able, key=lambda row: row["usd_per_million"]), "prompt_tokens": prompt}] if able else []
+    text = (
+        "LLaMA3.1-70B for 100 users, half a token a second each at least: of 1, 2 and 4 hosts of four A100 and 512 GB "
+        "with 4 or 16 drives, the cheapest token of each layout that fits; a layout that is missing does not."
+    )
+    return f"<p>{text}</p>" + _table(head, [("", [row[name] for name in head]) for row in rows])
 
 
 def _builds() -> str:

@@ -14,7 +14,7 @@ from nearflash.explore.shapes import find_trained
 from nearflash.explore.systems.smart_infinity import OptimizerBytes, SmartSsd
 from nearflash.explore.tables import read_part
 
-__all__ = ["fleet_step"]
+__all__ = ["fleet_step", "update_rates"]
 
 _MASTER_BYTES = 4
 
@@ -23,14 +23,9 @@ def fleet_step(model: str, near: int, plain: int, optimizer: str = "adam") -> Ou
     """The update of one step on `near` drives that compute and `plain` ones that do not. Raises PlanError for none."""
     if min(near, plain) < 0 or not near + plain:
         raise PlanError(f"near and plain must be 0 or more and 1 drive in all, not {near} and {plain}")
-    drive, shared = read_part(SmartSsd, "smartssd"), read_part(Link, "pcie-expansion")
-    state, parameters = read_part(OptimizerBytes, optimizer), find_trained(model).parameters_count
-    moved = _MASTER_BYTES + state.state_bytes_per_param
-    near_rate = min(drive.read_bytes_per_s / moved, drive.write_bytes_per_s / moved)
-    rates = {
-        "drives that compute": near * min(near_rate, drive.dram_bytes_per_s / (2 * moved + _MASTER_BYTES)),
-        "plain drives": min(plain * near_rate, shared.bytes_per_s / moved, _host_rate(state)),
-    }
+    drive, parameters = read_part(SmartSsd, "smartssd"), find_trained(model).parameters_count
+    moved = _MASTER_BYTES + read_part(OptimizerBytes, optimizer).state_bytes_per_param
+    rates = update_rates(near, plain, optimizer)
     total = sum(rates.values())
     stripes = {name: rate / total for name, rate in rates.items()}
     held = {name: share * moved * parameters for name, share in stripes.items() if share}
@@ -48,6 +43,18 @@ def fleet_step(model: str, near: int, plain: int, optimizer: str = "adam") -> Ou
             "gradients are in memory beside what updates",
         ),
     )
+
+
+def update_rates(near: int, plain: int, optimizer: str = "adam") -> dict[str, float]:
+    """Parameters a second that one host's drives update: those that compute, and plain ones by the host."""
+    drive, shared = read_part(SmartSsd, "smartssd"), read_part(Link, "pcie-expansion")
+    state = read_part(OptimizerBytes, optimizer)
+    moved = _MASTER_BYTES + state.state_bytes_per_param
+    near_rate = min(drive.read_bytes_per_s / moved, drive.write_bytes_per_s / moved)
+    return {
+        "drives that compute": near * min(near_rate, drive.dram_bytes_per_s / (2 * moved + _MASTER_BYTES)),
+        "plain drives": min(plain * near_rate, shared.bytes_per_s / moved, _host_rate(state)),
+    }
 
 
 def _host_rate(state: OptimizerBytes) -> float:
