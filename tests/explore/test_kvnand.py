@@ -1,5 +1,7 @@
 """In-flash computing without DRAM, and its baselines."""
 
+import math
+
 import pytest
 
 from nearflash.abi.errors import PlanError
@@ -263,3 +265,12 @@ def test_tokens_that_cannot_be(given, message):
 
 def test_names_as_the_paper_writes_them():
     assert [each.name for each in (BASE_1, C_16, Arrangement("D", 4, 12))] == ["Base-1", "C-16", "D-(4+12)"]
+
+
+def test_a_die_that_computes_costs_its_area_and_its_yield():
+    die = read_part(Die, "kvnand")
+    added = 32 * (16 * 5000e-6 + 8192 * 8 / 2**20)
+    assert die.price_factor == pytest.approx((1 + added / 100) * math.exp(added * 0.1 / 100))
+    assert 1.04 < die.price_factor < 1.06
+    found = decode_step(Decode("llama3.1-8b", 1000), Arrangement("C", 16))
+    assert found.flash_bytes == pytest.approx(16 * die.flash_bytes * die.price_factor)

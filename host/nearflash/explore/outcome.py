@@ -13,7 +13,8 @@ class Outcome:
     phases: seconds that each phase adds to the step; what another phase hides counts 0 here and stands in `hidden`.
     energy_j: joules by cause. memory_bytes, capacity_bytes: bytes held by tier, and what the tier has. traffic_bytes:
     bytes over each link. units: what a step produces (tokens, steps). assumptions: what the model takes for granted.
-    parts: what is bought, names of hardware/component.toml by count; flash_bytes, dram_bytes: beside them, by the GB.
+    parts: what is bought, names of hardware/component.toml by count; flash_bytes, dram_bytes: beside them, by the GB;
+    of flash that computes, as many bytes as cost the same without.
     """
 
     system: str

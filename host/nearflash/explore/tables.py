@@ -24,7 +24,7 @@ UNITS = (
     "_bytes", "_bytes_per_s", "_flops_per_s", "_ops_per_s", "_params_per_s", "_s", "_us", "_hz", "_fraction", "_count",
     "_bits", "_pj_per_bit", "_usd_per_gb", "_usd_per_kwh", "_usd", "_w",
     "_cycles", "_bytes_per_param", "_years", "_tokens", "_layers",
-    "_passes",
+    "_passes", "_mm2", "_um2", "_mm2_per_mbit", "_per_cm2",
 )  # fmt: skip
 """How the key of a number ends."""
 _CHANGES: ContextVar[tuple[tuple[str, float], ...]] = ContextVar("changes", default=())

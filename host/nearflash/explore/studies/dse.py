@@ -68,7 +68,7 @@ def kvnand_row(
         "joules_per_token": outcome.joules,
         "joules_per_unit": cost["joules_per_unit"],
         "usd_per_million": cost["usd_per_million"],
-        "flash_usd": read_part(Price, "usual").dollars(flash),
+        "flash_usd": read_part(Price, "usual").dollars(outcome.flash_bytes),
         "years_to_wear": years(written, free, read_part(Die, "kvnand").endurance_count),
         "phases": dict(outcome.phases),
     }
@@ -94,8 +94,7 @@ def _beside(outcome: Outcome, bases: Sequence[Outcome]) -> dict[str, object]:
         row[f"{name}_seconds"] = base.seconds if base.fits else None
         row[f"{name}_speed_up"] = base.seconds / outcome.seconds if base.fits and outcome.fits else None
         if base.system == "Base-1":
-            flash, dram = base.capacity_bytes["weight dies"], base.capacity_bytes["KV"]
-            row["base_1_usd"] = read_part(Price, "usual").dollars(flash, dram)
+            row["base_1_usd"] = read_part(Price, "usual").dollars(base.flash_bytes, base.dram_bytes)
     return row
 
 

@@ -4,6 +4,7 @@ Source: KVNAND, its die, mapping and pipelining.
 """
 
 from dataclasses import dataclass, fields
+from math import exp
 
 from nearflash.abi.errors import PlanError
 from nearflash.explore.shapes import Decoder, decoder
@@ -34,6 +35,20 @@ class Die:
     buffer_bytes: int
     endurance_count: int
     read_limit_count: int
+    area_mm2: float
+    fmac_um2: float
+    buffer_mm2_per_mbit: float
+    defects_per_cm2: float
+
+    @property
+    def price_factor(self) -> float:
+        """Price over that of the same flash without multipliers and buffers: fewer dies on a wafer, fewer good ones.
+
+        Good ones by Poisson's rule: the exponential of area times defects.
+        """
+        fmacs = self.planes_count * self.fmac_count * self.fmac_um2 * 1e-6
+        added = fmacs + self.planes_count * self.buffer_bytes * 8 / 2**20 * self.buffer_mm2_per_mbit
+        return (1 + added / self.area_mm2) * exp(added / 100 * self.defects_per_cm2)
 
     @property
     def flash_bytes(self) -> int:

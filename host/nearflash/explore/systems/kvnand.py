@@ -78,7 +78,7 @@ def decode_step(decode: Decode, arrangement: Arrangement, mechanisms: Mechanisms
         memory_bytes=held,
         capacity_bytes=capacity,
         parts={"npu": 1},
-        flash_bytes=sum(capacity.values()) - dram,
+        flash_bytes=(sum(capacity.values()) - dram) * parts.die.price_factor,
         dram_bytes=dram,
         traffic_bytes={"weights": shape.active * QUANTS[decode.quant][0] / 8, "KV": decode.kv_bytes, "logits": logits},
         assumptions=("weights are striped evenly over all planes, KV of D too; in C, heads share the planes evenly",
