@@ -30,7 +30,7 @@ BATCHES = (4, 16, 64, 256)
 
 
 def test_kv_of_the_batch():
-    """attention.md: OPT-13B, 4 x 5120 bytes a token and layer; 1,536 tokens on average."""
+    """OPT-13B, 4 x 5120 bytes a token and layer; 1,536 tokens on average."""
     assert Serving().kv_bytes == pytest.approx(64 * 1536 * 40 * 2 * 5120 * 2)
 
 
@@ -198,7 +198,7 @@ def test_our_engine_at_measured_contexts(part):
     [("dense", 1.0), ("sparf-8", 0.344), ("sparf-page", 0.179)],
 )
 def test_pages_read_with_a_whole_index(selection, fraction):
-    """attention.md, section 2: flash fractions .34 and .18 at 4,096 tokens."""
+    """flash fractions .34 and .18 at 4,096 tokens."""
     chosen = read_part(KvShare, selection)
     assert chosen.flash_fraction(4096, 0) == pytest.approx(fraction, abs=0.001)
     assert chosen.flash_fraction(4096, 4096 % chosen.block_tokens) == pytest.approx(fraction, abs=0.001)

@@ -36,7 +36,7 @@ def test_kv_of_a_token():
 
 
 def test_a_layer_of_endor():
-    """weights.md: fp16 layer of OPT-66B 2.038 GB."""
+    """fp16 layer of OPT-66B 2.038 GB."""
     assert decoder("opt-66b").layer_parameters * 2 / 1e9 == pytest.approx(2.038, rel=0.001)
 
 

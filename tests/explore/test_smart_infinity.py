@@ -135,7 +135,7 @@ def test_a_drive_reads_parameters_or_writes_gradients():
 
 
 def test_bytes_over_the_shared_link():
-    """training.md: states and gradients each way, against parameters up and gradients down."""
+    """states and gradients each way, against parameters up and gradients down."""
     each = {method: step(method=method).traffic_bytes["shared link"] / 8.4e9 for method in METHODS}
     assert each["ZeRO-Infinity"] == pytest.approx(4 + 16 + 12)
     assert each["SU"] == each["SU+O"] == pytest.approx(4 + 4)

@@ -90,7 +90,7 @@ def test_spare_bytes_and_commands_cost_what_the_notes_say():
 
 @pytest.mark.parametrize(("name", "planes"), [("instinfer-16k", 4), ("instinfer", 15)])
 def test_planes_that_hide_sensing(name, planes):
-    """attention.md: dies x planes a channel >= rate x tR / page: 4 of 16 KB pages, 15 of 4 KB ones, at 45 us."""
+    """dies x planes a channel >= rate x tR / page: 4 of 16 KB pages, 15 of 4 KB ones, at 45 us."""
     drive = read_part(Ssd, name)
     needed = drive.link_bytes_per_s * drive.read_us * 1e-6 / drive.page_bytes
     assert needed == pytest.approx(planes, rel=0.1)

@@ -1,6 +1,7 @@
 """Data files: units in every key, a source in every table, and nothing but what the kind has."""
 
 import dataclasses
+import re
 import tomllib
 from importlib.resources import files
 
@@ -63,6 +64,9 @@ def test_every_number_has_a_unit_in_its_key(file):
 def test_every_table_has_a_source(file):
     for name, part in hardware_files()[file].items():
         assert part.get("source", "").strip(), f"{file}: {name}"
+        assert not re.search(r"(?<!docs/results/)\b\w+\.md|notes \d", part["source"]), (
+            f"{file}: {name} names what no reader has"
+        )
 
 
 def test_models_have_sources():

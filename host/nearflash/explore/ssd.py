@@ -2,8 +2,8 @@
 
       cells --tR--> page register --(page + spare) / rate, and commands--> controller
 
-A channel moves a page in `transfer` seconds if enough planes sense beside it; else its planes bound it. Source of the
-form: attention.md, section 4 (dies x planes a channel >= rate x tR / page).
+A channel moves a page in `transfer` seconds if enough planes sense beside it; else its planes bound it: dies x planes a
+channel >= rate x tR / page.
 """
 
 import math

@@ -23,7 +23,7 @@ __all__ = ["FpgaBoard", "Synthesis", "engine_builds", "kvnand_best", "kvnand_cho
 
 _SHORTEST = 128
 _CONTEXT_CYCLES = 2300
-"""Of a head that no other of its phases overlap: prepare, selection, finish (attention.md, section 4)."""
+"""Of a head that no other of its phases overlap: prepare, selection, finish (measured on the simulated engine)."""
 
 
 def kvnand_grid(

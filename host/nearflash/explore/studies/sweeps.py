@@ -20,7 +20,7 @@ __all__ = ["compare_systems", "endor_rows", "instinfer_rows", "row_of", "run_ser
 _SHORT_BLOCK = 256
 """Tokens of an index block in a build for short contexts and many KV heads."""
 _CODED_FRACTION = 0.526
-"""Bytes of a coded bitmap of half of the weights, of dense fp16: measured on doclm-30m (weights.md, section 5)."""
+"""Bytes of a coded bitmap of half of the weights, of dense fp16: measured on doclm-30m (docs/results/weights.md)."""
 
 
 def row_of(found: Outcome, **given: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ one of them works at a time. Heads are divided among the drives. More drives do 
 GPU's work, dispatching a command for each sequence and KV head, the GPU's link, over which queries and new KV go and
 logits, softmax sums and outputs come back, and a barrier a layer. FlexGen and DeepSpeed are in systems.flexgen.
 
-Source: InstInfer (arXiv 2409.04992); selection shares of pages: attention.md, section 2 (its SparF row at d = 128).
+Source: InstInfer (arXiv 2409.04992); selection shares of pages: hardware/selection.toml.
 """
 
 import math

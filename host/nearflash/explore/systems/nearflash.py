@@ -84,7 +84,7 @@ def sparf_page_step(
         assumptions=(
             f"cycles a head of build {measured.digest[:12]}, simulated: slc-1400, groups of 4 query heads",
             f"index blocks of {block:,} tokens; the tokens after the last one are read whole",
-            "a page in eight gathered, int4 index: loss measured at d = 128 in attention.md, section 2",
+            "a page in eight gathered, int4 index: loss: docs/results/accuracy.md",
             "half of a batch is on the GPU while the drives attend for the other half" if overlapped else "no overlap",
             "the GPU's share is FlexGen's of its peak",
         ),
