@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 from nearflash.abi.delta import longest_delta_bytes
@@ -71,10 +72,10 @@ class Command(Protocol):
 
     kernel: ClassVar[str]
 
-    def reads(self) -> dict[str, tuple[int, int]]:
+    def reads(self) -> Mapping[str, tuple[int, int]]:
         """Ranges read, by name: (address, bytes)."""
 
-    def writes(self) -> dict[str, tuple[int, int]]:
+    def writes(self) -> Mapping[str, tuple[int, int]]:
         """Ranges written, by name: (address, bytes)."""
 
     def check(self, config: KernelConfig) -> None:
@@ -136,14 +137,22 @@ class UpdateCommand:
     master: MasterFormat = MasterFormat.FP32
     """How p is stored. The weight of a split master is its copy: none is made beside it, unless for its delta."""
 
-    def reads(self) -> dict[str, tuple[int, int]]:
+    def reads(self) -> Mapping[str, tuple[int, int]]:
         """Ranges read, by array: (address, bytes)."""
+        return self._reads
+
+    def writes(self) -> Mapping[str, tuple[int, int]]:
+        """Ranges written, by array: (address, bytes)."""
+        return self._writes
+
+    @cached_property
+    def _reads(self) -> Mapping[str, tuple[int, int]]:
         dense = {GradientFormat.FP32: FP32.bytes, GradientFormat.BF16: BF16.bytes}.get(self.gradient)
         sizes = {"g": self.gradient_bytes if dense is None else self.params * dense} | self._state_bytes()
         return {name: (self.inputs[name], size_bytes) for name, size_bytes in sizes.items()}
 
-    def writes(self) -> dict[str, tuple[int, int]]:
-        """Ranges written, by array: (address, bytes)."""
+    @cached_property
+    def _writes(self) -> Mapping[str, tuple[int, int]]:
         sizes = self._state_bytes()
         if self.copy.number_format:
             value_bytes = self.copy.number_format.bytes

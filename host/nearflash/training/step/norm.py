@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -125,9 +126,9 @@ def reject_nonfinite(flat: FlatParameters, tensors: Sequence[int]) -> None:
 
 
 def _numbers(sums: Iterable[NDArray[np.float64]]) -> Iterator[float]:
-    for part in sums:
-        for first in range(0, len(part), BLOCK // RUN):
-            yield from part[first : first + BLOCK // RUN].tolist()
+    """Every number, as Python has them; few of them at a time."""
+    few = BLOCK // RUN
+    return chain.from_iterable(part[at : at + few].tolist() for part in sums for at in range(0, len(part), few))
 
 
 def _sums(marked: bool, squares: NDArray[np.float64], block: tuple[int, int, torch.Tensor, int]) -> int:

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any
@@ -154,7 +155,7 @@ class _Job:
             return expand(stream, self.command.params)
         return stream.view("<u2" if self.command.gradient is GradientFormat.BF16 else "<f4")
 
-    def _arrays(self, ranges: dict[str, tuple[int, int]]) -> dict[str, NDArray[Any]]:
+    def _arrays(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, NDArray[Any]]:
         dtypes = {"copy": "<u2", "weight": "<u2", "rest": "<u2", "m_scale": "<u1", "v_scale": "<u1", "p": "<f4"}
         state = {4: "<f4", 2: "<u2", 1: "<u1"}[self.command.rule.state_format.element_bytes]
         return {

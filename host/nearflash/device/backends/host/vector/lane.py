@@ -6,7 +6,7 @@ processor. Equal to nearflash.model.update to the bit.
 
 import ctypes
 from collections.abc import Mapping
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -57,15 +57,7 @@ class VectorLane:
     """Most parameters a call: shorter calls spend their time in Python (2^16: a third), longer ones never stop."""
 
     def __init__(self, rule: OptimizerStep, copy: CopyFormat, master: MasterFormat = MasterFormat.FP32) -> None:
-        self._rule = _Rule(
-            **_scalars(rule),
-            profile=tuple(Profile).index(rule.profile),
-            state_format=rule.state_format.code,
-            copy_format=tuple(CopyFormat).index(copy),
-            master=tuple(MasterFormat).index(master),
-            step=rule.step,
-            decays=bool(rule.weight_decay),
-        )
+        self._rule = _rule_of(rule, copy, master)
         self._loops = load_update_loops()
 
     def step(
@@ -89,6 +81,20 @@ class VectorLane:
             setattr(block, name, place)
         self._loops.update_block(ctypes.byref(self._rule), ctypes.byref(block), ctypes.byref(counts))
         return counts.nonfinite_gradients, counts.copy_overflows
+
+
+@lru_cache(maxsize=64)
+def _rule_of(rule: OptimizerStep, copy: CopyFormat, master: MasterFormat) -> _Rule:
+    """The same for all commands of a step with like parameters; loops only read it."""
+    return _Rule(
+        **_scalars(rule),
+        profile=tuple(Profile).index(rule.profile),
+        state_format=rule.state_format.code,
+        copy_format=tuple(CopyFormat).index(copy),
+        master=tuple(MasterFormat).index(master),
+        step=rule.step,
+        decays=bool(rule.weight_decay),
+    )
 
 
 def _apart(inputs: Arrays, outputs: Arrays) -> Arrays:
