@@ -1,0 +1,44 @@
+"""CRC32C equals a package of others for every length, place and beginning."""
+
+import numpy as np
+import pytest
+from crc32c import crc32c as package
+
+from nearflash.storage.io import checksum
+from nearflash.storage.io.checksum import crc32c
+from nearflash.support.native import CompileError, find_address
+
+
+@pytest.fixture(scope="module")
+def data():
+    return np.random.default_rng(4).integers(0, 256, (300 << 10) + 64, np.uint8)
+
+
+def test_the_check_value_of_the_standard():
+    """RFC 3720, B.4: 32 bytes of zeros; and the usual check value."""
+    assert crc32c(np.zeros(32, np.uint8)) == 0x8A9136AA
+    assert crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
+
+
+def test_the_loop_is_the_packages_for_every_short_length_and_place(data):
+    loop = checksum._loop()
+    for length in (*range(1, 700), 8191, 8192, 3 * 8192 + 5):
+        part = data[length % 13 :][:length]
+        assert loop(find_address(part), length, length * 77) == package(part, length * 77)
+
+
+@pytest.mark.parametrize("length", [(128 << 10) - 1, 128 << 10, (128 << 10) + 1, 300 << 10])
+@pytest.mark.parametrize("place", [0, 1, 8, 63])
+def test_long_data(data, length, place):
+    part = data[place:][:length]
+    assert crc32c(part, 5) == package(part, 5)
+    assert crc32c(part[1000:], crc32c(part[:1000])) == package(part)
+
+
+def test_without_a_compiler_the_package_does_it(data, monkeypatch):
+    def refuse(source):
+        raise CompileError("no compiler", "")
+
+    monkeypatch.setattr(checksum, "load_library", refuse)
+    monkeypatch.setattr(checksum, "_loop", checksum._loop.__wrapped__)
+    assert crc32c(data) == package(data)
