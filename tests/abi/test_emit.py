@@ -4,7 +4,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from nearflash.abi.emit import outputs
+from nearflash.abi.emit.json import kernel_document
+from nearflash.abi.kernel.commands import Status
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.registers import UPDATE
 
@@ -32,3 +36,15 @@ def test_the_hls_header_compiles_and_holds_parameters(tmp_path: Path) -> None:
 def test_the_json_document_parses() -> None:
     configs = json.loads(outputs()["docs/contracts/abi.json"])["configs"]
     assert configs["update-tiny"]["digest"] == CONFIGS["update-tiny"].digest
+
+
+@pytest.mark.parametrize("name", ["update-tiny", "expand-tiny", "attend-tiny"])
+def test_a_kernels_document_has_one_build_its_ports_and_registers(name: str) -> None:
+    build = CONFIGS[name]
+    ports = {"ap_clk": ("in", 1), "m_axi_gmem0_WDATA": ("out", build.port_bytes * 8)}
+    found = json.loads(kernel_document(build, ports))
+    assert found["kernel"] == build.kernel and found["config"]["digest"] == build.digest
+    assert found["ports"]["m_axi_gmem0_WDATA"] == {"direction": "out", "bits": build.port_bytes * 8}
+    assert {register["offset"] for register in found["registers"].values()} == {r.offset for r in build.registers}
+    assert found["registers"].keys() == {register.name for register in build.registers}
+    assert found["status"] == {status.name: int(status) for status in Status}

@@ -37,7 +37,9 @@ FOLDERS = [
     "doctor --folder @", "preflight @", "devices --measure @", "state patch weights.safetensors --from @ --to patched",
 ]  # fmt: skip
 #: They load a model first, build a simulator, or measure the folder for minutes: tests of their own packages.
-ELSEWHERE = {"calibrate", "compress", "demo", "generate", "train", "trace", "bench", "tune", "plan --folder"}
+ELSEWHERE = {
+    "calibrate", "compress", "demo", "generate", "train", "trace", "bench", "tune", "plan --folder", "emit verilog -o",
+}  # fmt: skip
 
 
 def made(folder: Path, kind: str) -> str:

@@ -9,6 +9,7 @@ from nearflash.device import available_devices, open_device, registry
 from nearflash.device.backends.host.update import HostDevice
 from nearflash.device.backends.model.update import ModelDevice
 from nearflash.device.backends.pynq.device import PynqDevice
+from nearflash.device.backends.zynq.device import ZynqDevice
 from nearflash.device.bitstreams import boards, load_board, load_manifest
 
 BACKENDS = {
@@ -31,8 +32,8 @@ def test_every_bitstream_of_the_repository_has_a_device():
             kernel = CONFIGS[name].kernel
             if (board.folder / f"{kernel}.json").exists() and load_manifest(board, kernel).files:
                 classes[name] = registry.device_class(f"{board.backend}:{name}", kernel)
-    assert classes.keys() >= {"update-pynq-z2", "attend-pynq-z2", "expand-pynq-z2"}
-    assert set(classes.values()) == {PynqDevice}
+    assert classes.keys() >= {"update-pynq-z2", "attend-pynq-z2", "expand-pynq-z2", "expand-zynq7010"}
+    assert set(classes.values()) == {PynqDevice, ZynqDevice}
 
 
 def test_a_backend_does_not_open_a_kernel_that_it_does_not_run():
@@ -42,7 +43,7 @@ def test_a_backend_does_not_open_a_kernel_that_it_does_not_run():
 
 @pytest.mark.parametrize("backend", [HostDevice, ModelDevice])
 def test_a_backend_refuses_the_configuration_of_another_kernel(backend):
-    known = "update-pynq-z2, .*update-tiny-split, update-zynq7010"
+    known = "update-ku3p, update-pynq-z2, .*update-tiny-split, update-zynq7010"
     with pytest.raises(ConfigError, match=f"must be one of {known}, not 'attend-tiny'"):
         backend.open("attend-tiny")
 

@@ -65,6 +65,16 @@ def test_ranges_of_a_dense_step():
     assert step.writes() == {"p": (0x2000, 256), "m": (0x3000, 256), "v": (0x4000, 256), "copy": (0x9000, 128)}
 
 
+def test_a_command_made_from_another_has_ranges_of_its_own():
+    """They are computed once, when they are first asked for."""
+    first = command()
+    before = first.reads()
+    longer = replace(first, params=2 * first.params, outputs={**first.outputs, "p": 1 << 20})
+    assert longer.reads()["p"] == (before["p"][0], 2 * before["p"][1])
+    assert longer.writes()["p"] == (1 << 20, 2 * first.writes()["p"][1])
+    assert first.reads() == before and first == command() and hash(first.rule) == hash(command().rule)
+
+
 def test_a_delta_has_room_for_the_longest_and_is_refused_where_no_build_writes_it():
     step = command(copy=CopyFormat.BF16, delta=True)
     assert step.writes()["copy"] == (0x9000, 32 + 8 + 128)
