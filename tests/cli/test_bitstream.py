@@ -129,7 +129,7 @@ def functions(monkeypatch):
             yield SimpleNamespace(name="bad", waived=Counter(), complaints=("bad.v:1: LATCH: a latch",))
 
     found = {"build": build, "estimate": estimate, "lint": lint}
-    monkeypatch.setattr(subject, "_function", found.__getitem__)
+    monkeypatch.setattr(subject, "load_function", found.__getitem__)
     return calls
 
 
@@ -147,7 +147,7 @@ def test_prove_prints_figures_or_what_is_missing(capsys, desk, monkeypatch):
         figures = {"unexplained": 0, "undriven_pins": 0, "differing_places": mutants - 200, "words_differing": 0}
         return SimpleNamespace(holds=mutants == 200, to_dict=lambda: figures)
 
-    monkeypatch.setattr(subject, "_function", lambda name: {"prove": prove}[name])
+    monkeypatch.setattr(subject, "load_function", lambda name: {"prove": prove}[name])
     code, out, _ = run(capsys, "prove", "desk", "--json")
     assert code == 1 and json.loads(out)["attend"] == {"error": "attend must be built"}
     assert {"unexplained", "undriven_pins", "differing_places", "words_differing"} <= json.loads(out)["update"].keys()

@@ -121,6 +121,19 @@ def test_emit_writes_what_is_not_fresh(capsys, monkeypatch, tmp_path):
     assert emit.write_outputs(tmp_path) == ["docs/contracts/abi.json"]
 
 
+def test_emit_verilog_names_the_files_that_it_wrote(capsys, monkeypatch, tmp_path):
+    asked = []
+
+    def write(full_name, folder):
+        asked.append((full_name, folder))
+        return [folder / "expand.v"]
+
+    monkeypatch.setattr(emit, "load_function", lambda name, command: {("verilog", "emit"): write}[name, command])
+    assert run(capsys, "emit", "verilog", "expand", "-o", str(tmp_path)) == (0, f"{tmp_path}/expand.v\n", "")
+    run(capsys, "emit", "verilog", "expand", "--config", "smartssd", "-o", str(tmp_path))
+    assert asked == [("expand-tiny", tmp_path), ("expand-smartssd", tmp_path)]
+
+
 def test_bench_goes_through_the_runner(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "nope", "--json"])

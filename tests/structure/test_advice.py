@@ -25,7 +25,7 @@ NO_MODULES = {
 }  # fmt: skip
 """Groups of entry points, and a file."""
 FOREIGN = {"--no-deps": "pip", "--stat": "git", "--unshallow": "git", "--p2p": "xbutil", "--nproc": "torchrun",
-           "--no-python": "torchrun", "--platform": "v++", "--tmg-ripup": "nextpnr",
+           "--no-python": "torchrun", "--cores-root": "fusesoc", "--platform": "v++", "--tmg-ripup": "nextpnr",
            "--model-path": "sglang", "--enable-hierarchical-cache": "sglang", "--hicache-storage-backend": "sglang",
            "--hicache-storage-backend-extra-config": "sglang", "--l2-adapter": "lmcache"}  # fmt: skip
 """Options of other programs."""

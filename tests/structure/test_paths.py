@@ -21,7 +21,7 @@ SUFFIXES = "py|cpp|hpp|h|md|tcl|sv|v|toml|json|jsonl|bit|hwh|png"
 WRITTEN = {
     "adapter_config.json", "compression.json", "config.json", "generation_config.json", "model.safetensors.index.json",
     "nearflash-experts.json", "nearflash-plan.json",  # a model's folder
-    "system.tcl", "connect.tcl", "nand_phy.v", "litenvme_core.v",  # a package for Vivado
+    "system.tcl", "connect.tcl", "nand_phy.v", "update.v", "litenvme_core.v",  # a package for Vivado
     "amsgrad.hpp", "amsgrad.py", "optimizer.state", "x/y.py", "tests/gateware/x/test_y.py",
     "docs/results/speed.md",  # examples
 }  # fmt: skip

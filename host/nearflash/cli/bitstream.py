@@ -14,10 +14,10 @@ from nearflash.abi.errors import BitstreamError, CommandError, DigestError
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.support.ssh import HOST, ssh_command
 
-__all__ = ["add"]
+__all__ = ["add", "load_function"]
 
 GROUP = "nearflash.bitstream"
-"""Entry points of the packages that build, lint and estimate: they need Amaranth and Yosys, this command does not."""
+"""Entry points of the packages that emit, build, lint and estimate: they need Amaranth and Yosys, commands do not."""
 _EXAMPLES = """examples:
   nearflash bitstream list
   nearflash bitstream build zynq7045
@@ -60,15 +60,15 @@ def add(subparsers: Any) -> None:
     lint.set_defaults(run=_lint)
 
 
-def _function(name: str) -> Callable[..., Any]:
-    """A function of the packages with gateware. Raises CommandError where they are missing."""
+def load_function(name: str, command: str = "bitstream") -> Callable[..., Any]:
+    """A function that `command` calls, of the packages with gateware. Raises CommandError where they are missing."""
     try:
         function: Callable[..., Any] = next(iter(entry_points(group=GROUP, name=name))).load()
     except StopIteration:
-        raise CommandError(f"bitstream {name} must be registered under {GROUP}: install nearflash again") from None
+        raise CommandError(f"{command} {name} must be registered under {GROUP}: install nearflash again") from None
     except ImportError as missing:
         raise CommandError(
-            f"bitstream {name} needs the package {missing.name!r}; pip install 'nearflash[dev]'"
+            f"{command} {name} needs the package {missing.name!r}; pip install 'nearflash[dev]'"
         ) from None
     return function
 
@@ -109,7 +109,9 @@ def _list(arguments: argparse.Namespace) -> int:
 def _build(arguments: argparse.Namespace) -> int:
     from nearflash.device.bitstreams import load_board
 
-    for line in _function("build")(load_board(arguments.board), arguments.kernel, package_only=arguments.package_only):
+    for line in load_function("build")(
+        load_board(arguments.board), arguments.kernel, package_only=arguments.package_only
+    ):
         print(line)
     return 0
 
@@ -120,7 +122,7 @@ def _prove(arguments: argparse.Namespace) -> int:
     board, figures, wrong = load_board(arguments.board), {}, 0
     for kernel in [arguments.kernel] if arguments.kernel else _kernels(board):
         try:
-            proof = _function("prove")(board, kernel, mutants=arguments.mutants)
+            proof = load_function("prove")(board, kernel, mutants=arguments.mutants)
             figures[kernel], holds = proof.to_dict(), proof.holds
             state = "proved by decoding" if holds else "not proved"
         except BitstreamError as error:
@@ -216,14 +218,14 @@ def _estimate(arguments: argparse.Namespace) -> int:
 
     board = load_board(arguments.board)
     for kernel in [arguments.kernel] if arguments.kernel else _kernels(board):
-        manifest = _function("estimate")(board, kernel)
+        manifest = load_function("estimate")(board, kernel)
         print(f"{manifest.config}: {manifest.utilisation.lut:g} LUT, {manifest.logic_depth:g} levels")
     return 0
 
 
 def _lint(arguments: argparse.Namespace) -> int:
     complaints = 0
-    for report in _function("lint")(arguments.configs or None):
+    for report in load_function("lint")(arguments.configs or None):
         waived = ", ".join(f"{count} {rule}" for rule, count in sorted(report.waived.items()))
         print(f"{report.name}: {len(report.complaints)} complaints; waived: {waived or 'none'}")
         for line in report.complaints:

@@ -1,4 +1,4 @@
-"""`nearflash emit`: the generated files of a checkout."""
+"""`nearflash emit`: the generated files of a checkout; a kernel's Verilog for other people's designs."""
 
 import argparse
 from pathlib import Path
@@ -6,15 +6,28 @@ from typing import Any
 
 from nearflash import abi
 from nearflash.abi.errors import ConfigError
+from nearflash.cli.bitstream import load_function
 from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["add", "write_outputs"]
 
+_EXAMPLES = """examples:
+  nearflash emit && git diff --stat
+  nearflash emit verilog update --config tiny -o hdl/update
+"""
+
 
 def add(subparsers: Any) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("emit", epilog="example:\n  nearflash emit && git diff --stat\n")
+    parser = subparsers.add_parser("emit", epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
+    actions = parser.add_subparsers(metavar="action")
+    text = "Write a kernel's Verilog, its registers for C and as JSON, and its FuseSoC core."
+    verilog = actions.add_parser("verilog", help=text, description=text)
+    verilog.add_argument("kernel", help="Kernel: update, attend or expand.")
+    verilog.add_argument("--config", default="tiny", help="Build configuration of the kernel.")
+    verilog.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="Folder for the files.")
+    verilog.set_defaults(run=_emit_verilog)
 
 
 def _run(_: argparse.Namespace) -> int:
@@ -22,6 +35,12 @@ def _run(_: argparse.Namespace) -> int:
     if not (root / "pyproject.toml").exists():
         raise ConfigError(f"emit must run in a checkout of nearflash, not from the package in {root}")
     for path in write_outputs(root):
+        print(path)
+    return 0
+
+
+def _emit_verilog(arguments: argparse.Namespace) -> int:
+    for path in load_function("verilog", "emit")(f"{arguments.kernel}-{arguments.config}", arguments.output):
         print(path)
     return 0
 

@@ -57,7 +57,7 @@ GROUPS = {
         "synth": "Estimate resources and logic depth of a kernel with Yosys.",
         "hls": "Start, check and estimate an optimizer of your own for the HLS kernels.",
         "bitstream": "List, build, verify and deploy the bitstreams of boards.",
-        "emit": "Write the generated headers and tables of this checkout again.",
+        "emit": "Write a kernel's Verilog, or the generated headers and tables of this checkout.",
     },
 }
 """What `nearflash --help` shows: commands by purpose, each with one sentence."""

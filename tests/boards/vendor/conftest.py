@@ -43,3 +43,9 @@ def packages(tmp_path_factory):
 def expand_tiny():
     """A whole kernel, elaborated."""
     return convert_kernel(CONFIGS["expand-tiny"])
+
+
+@pytest.fixture(scope="package")
+def shell():
+    """The kernel of a build configuration by its name, with nothing inside."""
+    return shell_of
