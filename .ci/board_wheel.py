@@ -1,7 +1,7 @@
 """Builds `nearflash-board`: one wheel with what a Zynq board under PYNQ needs, for Python 3.10 and NumPy as it has it.
 
-It has the driver `pynq`, the reference models, selftest, replay, and the committed bitstreams of boards under PYNQ: the
-modules that those import, and no others. Usage: python .ci/board_wheel.py FOLDER
+It has the drivers `pynq` and `zynq`, the reference models, selftest, replay, and the committed bitstreams of Zynq
+boards: the modules that those import, and no others. Usage: python .ci/board_wheel.py FOLDER
 """
 
 import ast
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HOST = ROOT / "host"
 NAME, PYTHON, NUMPY = "nearflash-board", "3.10", "1.21"
-DEVICES = ("model", "pynq", "replay")
+DEVICES = ("model", "pynq", "replay", "zynq")
 COMMAND = "nearflash.cli.main:main"
 #: Packages whose imports in functions count, too; what others import in functions a board has no use for.
 WHOLE = ("abi", "device", "model", "support")
@@ -68,12 +68,12 @@ def entry_points(project: dict) -> dict[str, dict[str, str]]:
 
 
 def list_files(groups: dict[str, dict[str, str]]) -> dict[str, Path]:
-    """Files of the wheel by their names in it: modules, tomllib, and the bitstreams of boards under PYNQ."""
+    """Files of the wheel by their names in it: modules, tomllib, and the bitstreams of Zynq boards."""
     roots = [value.partition(":")[0] for points in groups.values() for value in points.values()]
     files = {str(path.relative_to(HOST)): path for path in find_closure([*roots, *CALLED]).values()}
     files |= {f"nearflash/abi/_tomllib/{path.name}": path for path in Path(tomllib.__file__).parent.glob("*.py")}
     for board in sorted(ROOT.glob("bitstreams/*/board.toml")):
-        if tomllib.loads(board.read_text())["backend"] == "pynq" and list(board.parent.glob("*.bit")):
+        if tomllib.loads(board.read_text())["backend"] in ("pynq", "zynq") and list(board.parent.glob("*.bit")):
             kept = (path for path in board.parent.iterdir() if path.suffix in (".toml", ".json", ".bit", ".hwh", ".xz"))
             files |= {f"nearflash/bitstreams/{path.relative_to(ROOT / 'bitstreams')}": path for path in kept}
     return files

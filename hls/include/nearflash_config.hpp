@@ -91,6 +91,15 @@ struct update_pynq_z2 {
     static constexpr std::int64_t delta = 0;
     static constexpr std::uint64_t digest = 0xbb7a999e66391785ull;
 };
+struct update_zynq7010 {
+    static constexpr std::int64_t lanes = 1;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t outstanding_bursts = 4;
+    static constexpr std::int64_t burst_bytes = 128;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::int64_t delta = 0;
+    static constexpr std::uint64_t digest = 0x74cd4a359e13b009ull;
+};
 struct attend_tiny {
     static constexpr std::int64_t channels = 2;
     static constexpr std::int64_t heads_per_beat = 1;
@@ -198,6 +207,15 @@ struct expand_pynq_z2 {
     static constexpr std::int64_t burst_bytes = 128;
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::uint64_t digest = 0xae1739f41bcaccb5ull;
+};
+struct expand_zynq7010 {
+    static constexpr std::int64_t width = 4;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t columns_max = 4096;
+    static constexpr std::int64_t outstanding_bursts = 8;
+    static constexpr std::int64_t burst_bytes = 128;
+    static constexpr std::int64_t clock_hz = 100000000;
+    static constexpr std::uint64_t digest = 0x0499e17f9a2b2807ull;
 };
 struct expand_tiny_levels {
     static constexpr std::int64_t width = 4;

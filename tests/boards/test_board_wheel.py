@@ -60,7 +60,9 @@ def test_it_has_what_a_board_needs_and_no_more(wheel, contents):
     for other in ("device/backends/xrt", "device/backends/host/vector", "bitstreams/smartssd"):
         assert not [name for name in contents if name.startswith(f"nearflash/{other}")]
     points = contents[next(name for name in contents if name.endswith("entry_points.txt"))].decode()
-    assert points.count("pynq = nearflash.device.backends.pynq.device:PynqDevice") == 3
+    for driver in ("pynq = nearflash.device.backends.pynq.device:PynqDevice",
+                   "zynq = nearflash.device.backends.zynq.device:ZynqDevice"):  # fmt: skip
+        assert points.count(f"\n{driver}\n") == 3
     metadata = contents[next(name for name in contents if name.endswith("METADATA"))].decode()
     assert "Requires-Python: >=3.10\n" in metadata
     assert [line for line in metadata.splitlines() if line.startswith("Requires-Dist")] == [

@@ -12,9 +12,9 @@ from nearflash.device.backends.pynq.device import PynqDevice
 from nearflash.device.bitstreams import boards, load_board, load_manifest
 
 BACKENDS = {
-    "update": {"bit", "model", "host", "replay", "verilator", "hls", "pynq", "xrt"},
-    "attend": {"bit", "model", "replay", "verilator", "pynq", "xrt"},
-    "expand": {"bit", "model", "host", "replay", "verilator", "pynq", "xrt"},
+    "update": {"bit", "model", "host", "replay", "verilator", "hls", "pynq", "xrt", "zynq"},
+    "attend": {"bit", "model", "replay", "verilator", "pynq", "xrt", "zynq"},
+    "expand": {"bit", "model", "host", "replay", "verilator", "pynq", "xrt", "zynq"},
 }
 
 
@@ -42,7 +42,7 @@ def test_a_backend_does_not_open_a_kernel_that_it_does_not_run():
 
 @pytest.mark.parametrize("backend", [HostDevice, ModelDevice])
 def test_a_backend_refuses_the_configuration_of_another_kernel(backend):
-    known = "update-pynq-z2, .*update-tiny-delta, update-tiny-split"
+    known = "update-pynq-z2, .*update-tiny-split, update-zynq7010"
     with pytest.raises(ConfigError, match=f"must be one of {known}, not 'attend-tiny'"):
         backend.open("attend-tiny")
 
@@ -91,7 +91,7 @@ def test_a_name_that_does_not_run_the_kernel_lists_those_that_do(spec):
     with pytest.raises(UnknownDeviceError) as error:
         open_device(spec, kernel="attend")
     listed = str(error.value).removeprefix("device must be one of ").removesuffix(f", not {spec!r}").split(", ")
-    assert listed == ["bit", "model", "pynq", "replay", "verilator", "xrt", *available_devices("attend")]
+    assert listed == ["bit", "model", "pynq", "replay", "verilator", "xrt", "zynq", *available_devices("attend")]
 
 
 def test_a_backend_named_alone_names_its_missing_package(monkeypatch):

@@ -50,7 +50,7 @@ FOLDERS = {
     "bench": ["", "offload", "inference", "storage", "storage.fuzz", "training", "weights"],
     "device": [
         *("", "bitstreams", "backends", "drivers", "backends.host.vector", "backends.host", "backends.model"),
-        *("backends.pynq", "backends.xrt", "selftest"),
+        *("backends.pynq", "backends.zynq", "backends.xrt", "selftest"),
     ],
     "explore": ["", "systems", "studies"],
     "inference": [

@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 72_600, "rtl": 30_300, "sim": 16_000, "hls": 100, "tests": 77_600}
+LINES = {"host": 73_200, "rtl": 30_300, "sim": 16_200, "hls": 100, "tests": 78_000}
 
 
 @pytest.mark.parametrize("top", LINES)

@@ -11,7 +11,8 @@ from nearflash.abi.registers import REGISTER_MAPS, UPDATE
 
 def test_an_unknown_name_lists_what_exists() -> None:
     with pytest.raises(
-        ConfigError, match=r"one of .*update-tiny, update-tiny-delta, update-tiny-split, not 'update-huge'"
+        ConfigError,
+        match=r"one of .*update-tiny, update-tiny-delta, update-tiny-split, update-zynq7010, not 'update-huge'",
     ):
         config("update-huge")
 

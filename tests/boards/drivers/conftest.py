@@ -42,13 +42,13 @@ def bitstreams(tmp_path, monkeypatch):
     pytest.importorskip("amaranth")
     from nearflash.boards.zynq7.hwh import dividers, hwh_text
     from nearflash.device.bitstreams import load_board
-    from nearflash.verify.fixtures.boards.folder import write_board
+    from nearflash.verify.fixtures.boards.folder import bit_file, write_board
 
     board = load_board("pynq-z2")
     files = {}
     for kernel in KERNELS:
         handoff = hwh_text(board, CONFIGS[f"{kernel}-tiny"], dividers(100_000_000))
-        files[kernel] = {".bit": b"configuration", ".hwh": handoff.encode()}
+        files[kernel] = {".bit": bit_file(0x3727093), ".hwh": handoff.encode()}
     written = write_board(tmp_path / "bitstreams", "tiny", "pynq", files)
     monkeypatch.setenv("NEARFLASH_BITSTREAMS", str(written.parent))
     return written

@@ -168,11 +168,28 @@ def test_no_permission(board):
         PynqDevice.open("update-tiny")
 
 
+def test_a_board_of_another_name_with_the_same_device(board):
+    """A PYNQ-Z1 has the PYNQ-Z2's device: its bitstreams load there."""
+    board.name = "Pynq-Z1"
+    PynqDevice.open("update-tiny").close()
+    assert board.downloads == 1
+
+
+def test_a_board_with_another_device(board):
+    board.words[SLCR_ADDRESS + 0x530] = 0x1372_2093
+    with pytest.raises(
+        DeviceError, match=r"of code 0x3722093 \(PSS_IDCODE\), not for one of 0x3727093: name the build"
+    ):
+        PynqDevice.open("update-tiny")
+    assert board.downloads == 0
+
+
 def test_a_bitstream_of_another_digest(board, bitstreams):
+    original = (bitstreams / "update-tiny.bit").read_bytes()
     (bitstreams / "update-tiny.bit").write_bytes(b"other")
     with pytest.raises(BitstreamError, match=r"update-tiny\.bit must have the SHA-256 of its manifest"):
         PynqDevice.open("update-tiny")
-    (bitstreams / "update-tiny.bit").write_bytes(b"configuration")
+    (bitstreams / "update-tiny.bit").write_bytes(original)
     device = PynqDevice.open("update-tiny")
     word, read = REGISTER_MAPS["update"]["config_digest"].offset, board.kernel.read
     board.kernel.read = lambda offset: read(offset) ^ (offset == word)

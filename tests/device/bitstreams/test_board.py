@@ -100,7 +100,9 @@ def test_the_boards_of_the_source_tree_are_read_and_fit_their_parts():
     assert "pynq-z2" in boards()
     for name in boards():
         board = load_board(name)
-        assert board.flow in FLOWS and board.backend in ("pynq", "xrt", "none") and board.kernels and board.sources
+        assert (
+            board.flow in FLOWS and board.backend in ("pynq", "xrt", "zynq", "none") and board.kernels and board.sources
+        )
         assert (board.platform != "none") == (board.flow == "vitis")
         for limits in board.limits.values():
             most = board.resources

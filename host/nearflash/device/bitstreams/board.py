@@ -88,7 +88,7 @@ class Board:
     flow: str
     """A name of FLOWS."""
     backend: str
-    """Device backend that runs its bitstreams: pynq or xrt; none where there is no driver yet."""
+    """Device backend that runs its bitstreams: pynq, zynq or xrt; none where there is no driver yet."""
     clock_hz: int
     """Clock that builds aim at, Hz."""
     kernels: tuple[str, ...]

@@ -17,9 +17,9 @@ from nearflash.device.bitstreams.board import Board
 from nearflash.device.bitstreams.header import Label, split_bit
 from nearflash.support.files import read_bytes
 
-__all__ = ["check_bit", "check_handoff", "check_xclbin"]
+__all__ = ["check_bit", "check_handoff", "check_xclbin", "device_code"]
 
-_DEVICE_CODES = {"xc7z020": 0x3727093, "xc7z045": 0x3731093}
+_DEVICE_CODES = {"xc7z010": 0x3722093, "xc7z020": 0x3727093, "xc7z045": 0x3731093}
 _SYNC, _CODE_REGISTER, _WRITE = bytes.fromhex("aa995566"), 12, 2
 _CLOCK = "PCW_FPGA0_PERIPHERAL_FREQMHZ"
 _MOST_PACKETS = 1000
@@ -33,8 +33,8 @@ def check_bit(path: Path, board: Board, label: Label) -> None:
     if _plain(header.part) not in _spellings(board.part):
         raise BitstreamError(f"{path} must be for {board.part}, not for {header.part!r}")
     code = _DEVICE_CODES.get(board.part[:7])
-    if code is not None and (device_code := _device_code(payload)) != code:
-        stated = "none" if device_code is None else f"{device_code:#x}"
+    if code is not None and (found := device_code(payload)) != code:
+        stated = "none" if found is None else f"{found:#x}"
         raise BitstreamError(f"{path} must configure a device of code {code:#x} ({board.part}), not {stated}")
     label.check(header, payload, path)
 
@@ -49,7 +49,7 @@ def _spellings(part: str) -> set[str]:
     return {_plain("-".join(pieces[: count + 1])) for count in range(len(pieces))}
 
 
-def _device_code(payload: bytes) -> int | None:
+def device_code(payload: bytes) -> int | None:
     """Read the first write to the register of device codes, without its revision; None where there is none."""
     at = payload.find(_SYNC) + len(_SYNC)
     if at < len(_SYNC):

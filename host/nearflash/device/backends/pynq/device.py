@@ -17,13 +17,15 @@ from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.kernel.config import config as named_config
 from nearflash.abi.python310 import Self
 from nearflash.device.backends.board import BoardDevice, use_p2p, verify_build
-from nearflash.device.backends.pynq.clock import SLCR_ADDRESS, SLCR_BYTES, check_port
+from nearflash.device.backends.pynq.clock import SLCR_ADDRESS, SLCR_BYTES, check_part, check_port, find_crystal_hz
 from nearflash.device.backends.pynq.interrupt import UioInterrupt
 from nearflash.device.backends.pynq.lock import BoardLock
 from nearflash.device.backends.pynq.memory import PynqMemory
 from nearflash.device.backends.remote.device import RemoteDevice
 from nearflash.device.base import Device
 from nearflash.device.bitstreams import BuildManifest, load_board
+from nearflash.device.bitstreams.contents import device_code
+from nearflash.device.bitstreams.header import split_bit
 from nearflash.device.memory import PAGE_BYTES
 
 __all__ = ["PynqDevice"]
@@ -182,6 +184,9 @@ def _load(pynq: Any, manifest: BuildManifest, lock: BoardLock, *, again: bool) -
                 f"{path} must be for the board that loads it, not for a {overlay.parser.family_ps} ({expected}): this "
                 f"is {device.name}, {device.arch}; name the build of this board"
             )
+        slcr = pynq.MMIO(SLCR_ADDRESS, SLCR_BYTES, device=device) if expected == ZYNQ_7000 else None
+        if slcr is not None:
+            check_part(lambda offset: int(slcr.read(offset)), device_code(split_bit(path)[1]), str(path))
         if again or not is_loaded or not _can_allocate(pynq, device):
             lock.note_loaded("")
             overlay.download()
@@ -192,9 +197,9 @@ def _load(pynq: Any, manifest: BuildManifest, lock: BoardLock, *, again: bool) -
             f"{path} must be loaded by root, to a board that takes it, not fail: {error}; use `sudo -E`"
         ) from error
     core = _core(overlay, path, manifest.kernel)
-    if expected == ZYNQ_7000:
-        slcr = pynq.MMIO(SLCR_ADDRESS, SLCR_BYTES, device=device)
-        check_port(lambda offset: int(slcr.read(offset)), manifest.clock_hz, f"register 0 at {core['phys_addr']:#x}")
+    if slcr is not None:
+        first = f"register 0 at {core['phys_addr']:#x}"
+        check_port(lambda offset: int(slcr.read(offset)), manifest.clock_hz, first, find_crystal_hz())
     return pynq.MMIO(core["phys_addr"], core["addr_range"], device=device)
 
 

@@ -1,0 +1,1 @@
+"""Device `zynq`: a Zynq-7000 board under any Linux, without PYNQ."""
