@@ -79,6 +79,17 @@ def test_list_shows_evidence_cells_and_files(capsys, desk):
     assert code == 2 and err == "nearflash: board must be one of desk, not 'table'\n"
 
 
+def test_list_with_costs_has_a_row_for_each_build(capsys, desk):
+    code, out, _ = run(capsys, "list", "--cost", "--json")
+    (row,) = map(json.loads, out.splitlines())
+    assert code == 0 and (row["board"], row["kernel"], row["lut"], row["evidence"]) == ("desk", "update", 40, "routed")
+    assert row["bytes_per_second"] == 1000 and row["units_per_second"] == 1000 / 30 and row["unit"] == "params"
+    assert row["part_usd"] > 0 and row["price_date"] and row["rate_evidence"] == "model"
+    head, line = run(capsys, "list", "desk", "--cost")[1].splitlines()
+    assert head.split()[:6] == ["board", "kernel", "LUT", "DSP", "BRAM36", "MHz"]
+    assert line.split()[:6] == ["desk", "update", "40", "1", "0.5", "40.0"] and "routed, price of 20" in line
+
+
 def test_list_of_this_checkout_has_every_board(capsys, monkeypatch):
     monkeypatch.delenv("NEARFLASH_BITSTREAMS", raising=False)
     code, out, _ = run(capsys, "list")

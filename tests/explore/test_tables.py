@@ -25,7 +25,7 @@ from nearflash.explore.wear import Price
 
 KINDS = (MeasuredHeads, Component, FpgaBoard, Buckets, Cpu, Csd, Die, Energy, Expander, Gpu, Host, Link, DramMemory,
          Npu, OptimizerBytes, Price, Runtime, KvShare, SmartSsd, Ssd, Synthesis)  # fmt: skip
-TEXT = {"source", "date", "digest", "drive", "interleaved"}
+TEXT = {"source", "date", "part", "digest", "drive", "interleaved"}
 
 
 def hardware_files():

@@ -12,6 +12,7 @@ from typing import Any
 
 from nearflash.abi.errors import BitstreamError, CommandError, DigestError
 from nearflash.abi.kernel.config import CONFIGS
+from nearflash.cli.costs import show_costs
 from nearflash.support.ssh import HOST, ssh_command
 
 __all__ = ["add", "load_function"]
@@ -20,6 +21,7 @@ GROUP = "nearflash.bitstream"
 """Entry points of the packages that emit, build, lint and estimate: they need Amaranth and Yosys, commands do not."""
 _EXAMPLES = """examples:
   nearflash bitstream list
+  nearflash bitstream list pynq-z2 --cost
   nearflash bitstream build zynq7045
   nearflash bitstream verify pynq-z2
   nearflash bitstream prove pynq-z2 --kernel expand
@@ -39,7 +41,9 @@ def add(subparsers: Any) -> None:
         action_parser.set_defaults(run=run)
         return action_parser
 
-    action("list", _list, "List boards and kernels: evidence, Fmax, resources, files.", optional=True)
+    listing = action("list", _list, "List boards and kernels: evidence, Fmax, resources, files.", optional=True)
+    listing.add_argument("--cost", action="store_true", help="Show cells, clock, bound of the rate, price of the part.")
+    listing.add_argument("--json", action="store_true", help="With --cost: write one JSON object a line.")
     build = action("build", _build, "Build a board's bitstreams, or what its vendor's tools need.", optional=False)
     build.add_argument("--kernel", help="Build this kernel only (boards of the open flow).")
     build.add_argument("--package-only", action="store_true", help="Write the package and run no vendor tool.")
@@ -86,6 +90,8 @@ def _kernels(board: Any) -> list[str]:
 def _list(arguments: argparse.Namespace) -> int:
     from nearflash.device.bitstreams import load_manifest
 
+    if arguments.cost:
+        return show_costs(_choose_boards(arguments), as_json=arguments.json)
     for board in _choose_boards(arguments):
         print(f"{board.name}: {board.title}, {board.part}, {board.flow} flow")
         for kernel in _kernels(board):

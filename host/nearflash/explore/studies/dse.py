@@ -129,14 +129,18 @@ def kvnand_best(rows: Sequence[dict[str, object]]) -> dict[tuple[object, ...], d
 
 @dataclass(frozen=True)
 class FpgaBoard:
-    """Resources of a device."""
+    """Resources of a device, and the price of one at a date."""
 
     FILE: ClassVar[str] = "board"
 
     source: str
+    date: str
+    part: str
+    """How names of its parts begin."""
     lut_count: int
     bram_count: int
     dsp_count: int
+    price_usd: float
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ def engine_builds(
             rows += [
                 {"board": board, "drive": drive, "mode": mode, "channels": int(c), "heads_per_beat": int(h),
                  "contexts": int(n), "clock_hz": float(f), "heads_per_second": float(r), "lut": int(a), "dsp": int(b),
-                 "bram36": float(d), "fits": bool(ok)}
+                 "bram36": float(d), "part_usd": limits.price_usd, "fits": bool(ok)}
                 for c, h, n, f, r, a, b, d, ok in zip(channels, heads, contexts, clock, rate, lut, dsp, bram, fits,
                                                       strict=True)
             ]  # fmt: skip

@@ -47,7 +47,7 @@ def test_an_update_through_the_files_of_linux(board, bitstreams):
         expected, _ = run_update(model, VECTOR, STATE)
     assert differing_words(found, expected) == (300, 0) and counters["params_done"] == 100
     payload = split_bit(bitstreams / f"{BUILD}.bit")[1]
-    loaded = (board.machine.firmware / "nearflash.bin").read_bytes()
+    loaded = (board.machine.firmware / "nearflash-logic.bin").read_bytes()
     assert struct.unpack(f"<{len(payload) // 4}I", loaded) == struct.unpack(f">{len(payload) // 4}I", payload)
 
 
@@ -55,10 +55,12 @@ def test_a_loaded_bitstream_is_loaded_again_only_where_asked(board):
     for opened, loads in ((ZynqDevice.open, True), (ZynqDevice.open, False), (ZynqDevice.load, True)):
         (board.machine.manager / "flags").write_text("0")
         before = (
-            board.machine.firmware.joinpath("nearflash.bin").stat().st_ino if board.machine.firmware.exists() else 0
+            board.machine.firmware.joinpath("nearflash-logic.bin").stat().st_ino
+            if board.machine.firmware.exists()
+            else 0
         )
         opened(BUILD).close()
-        assert (board.machine.firmware.joinpath("nearflash.bin").stat().st_ino != before) == loads
+        assert (board.machine.firmware.joinpath("nearflash-logic.bin").stat().st_ino != before) == loads
 
 
 def test_without_an_fpga_manager_nothing_is_touched(board):
@@ -117,7 +119,7 @@ def test_a_user_that_is_not_root(board, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("nearflash.device.backends.zynq.manager.write_durably", refuse)
         with pytest.raises(
-            DeviceError, match=r"nearflash.bin must be written by root to load .*Permission denied\): use"
+            DeviceError, match=r"nearflash-logic.bin must be written by root to load .*Permission denied\): use"
         ):
             ZynqDevice.open(BUILD)
     opened = os.open

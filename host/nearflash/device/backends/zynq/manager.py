@@ -17,7 +17,7 @@ from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["FIRMWARE_NAME", "FpgaManager", "swap_words"]
 
-FIRMWARE_NAME = "nearflash.bin"
+FIRMWARE_NAME = "nearflash-logic.bin"
 """The file that is loaded, replaced at each load."""
 _SYNC = bytes.fromhex("aa995566")
 _FULL, _OPERATING = "0", "operating"
