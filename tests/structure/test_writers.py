@@ -13,6 +13,7 @@ SCRATCH = "a folder of this process's own, with a name that nobody knows, which 
 EXCEPT = {
     "host/nearflash/support/files.py": "the writer itself",
     "host/nearflash/device/backends/pynq/lock.py": "a lock in /run, which says until the board restarts what is loaded",
+    "host/nearflash/device/backends/zynq/manager.py": "attributes of the FPGA manager, in /sys",
     "host/nearflash/storage/io/direct.py": "makes the large files that are written in place, each under its own lock",
     "host/nearflash/support/process.py": "/proc",
     "host/nearflash/bench/limits.py": "/sys/fs/cgroup",

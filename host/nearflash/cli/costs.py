@@ -16,7 +16,7 @@ def cost_rows(boards: Sequence[Any]) -> Iterator[dict[str, Any]]:
     clock_hz is what a build runs at, or aims at where it was not routed.
     """
     from nearflash.device.bitstreams import load_manifest
-    from nearflash.explore.studies.kernels import bound_rate, find_fpga
+    from nearflash.explore.studies.kernels import compute_rate, find_fpga
 
     for board in boards:
         fpga = find_fpga(board.part)
@@ -25,7 +25,7 @@ def cost_rows(boards: Sequence[Any]) -> Iterator[dict[str, Any]]:
                 made = load_manifest(board, build.kernel)
             except BitstreamError:
                 continue
-            rate, cells = bound_rate(build, made.clock_hz, board.memory.bandwidth_bytes_per_s), made.utilisation
+            rate, cells = compute_rate(build, made.clock_hz, board.memory.bandwidth_bytes_per_s), made.utilisation
             yield {
                 "board": board.name, "kernel": build.kernel, "lut": cells.lut, "dsp": cells.dsp, "bram36": cells.bram36,
                 "clock_hz": made.clock_hz, "bytes_per_second": rate.bytes_per_s, "units_per_second": rate.units_per_s,

@@ -12,7 +12,7 @@ from nearflash.abi.kernel.config import AttendConfig, ExpandConfig, KernelConfig
 from nearflash.explore.studies.dse import FpgaBoard
 from nearflash.explore.tables import part_names, read_part
 
-__all__ = ["KernelRate", "bound_rate", "find_fpga"]
+__all__ = ["KernelRate", "compute_rate", "find_fpga"]
 
 _PARAM_BYTES = 4 + 2 * 3 * 4 + 2
 """Gradient in; p, m and v in and out; copy out."""
@@ -32,20 +32,20 @@ class KernelRate:
     bytes_per_s: float
 
 
-def bound_rate(build: KernelConfig, clock_hz: float, memory_bytes_per_s: float) -> KernelRate:
+def compute_rate(build: KernelConfig, clock_hz: float, memory_bytes_per_s: float) -> KernelRate:
     """Rate of a build at a clock with its memory; attend with NAND reads the links of its channels."""
     if isinstance(build, UpdateConfig):
-        return _bound(build.lanes * clock_hz, memory_bytes_per_s, _PARAM_BYTES, "params")
+        return _compute_bound(build.lanes * clock_hz, memory_bytes_per_s, _PARAM_BYTES, "params")
     if isinstance(build, ExpandConfig):
-        return _bound(build.width * clock_hz, memory_bytes_per_s, _ELEMENT_BYTES, "elements")
+        return _compute_bound(build.width * clock_hz, memory_bytes_per_s, _ELEMENT_BYTES, "elements")
     assert isinstance(build, AttendConfig)
     lanes = build.channels * _CHANNEL_BYTES * clock_hz / _TOKEN_BYTES
     links = build.channels * build.nand.link_bytes_per_s if build.luns else memory_bytes_per_s
     inner = links if build.luns else min(links, _CHANNEL_BYTES * clock_hz)
-    return _bound(lanes, inner, _TOKEN_BYTES, "tokens of a head")
+    return _compute_bound(lanes, inner, _TOKEN_BYTES, "tokens of a head")
 
 
-def _bound(lanes_per_s: float, bytes_per_s: float, unit_bytes: float, unit: str) -> KernelRate:
+def _compute_bound(lanes_per_s: float, bytes_per_s: float, unit_bytes: float, unit: str) -> KernelRate:
     return KernelRate(min(lanes_per_s, bytes_per_s / unit_bytes), unit, min(lanes_per_s * unit_bytes, bytes_per_s))
 
 

@@ -47,37 +47,35 @@ def test_an_update_through_the_files_of_linux(board, bitstreams):
         expected, _ = run_update(model, VECTOR, STATE)
     assert differing_words(found, expected) == (300, 0) and counters["params_done"] == 100
     payload = split_bit(bitstreams / f"{BUILD}.bit")[1]
-    loaded = (board.machine.firmware / "nearflash-logic.bin").read_bytes()
+    loaded = (board.files.firmware / "nearflash-logic.bin").read_bytes()
     assert struct.unpack(f"<{len(payload) // 4}I", loaded) == struct.unpack(f">{len(payload) // 4}I", payload)
 
 
 def test_a_loaded_bitstream_is_loaded_again_only_where_asked(board):
     for opened, loads in ((ZynqDevice.open, True), (ZynqDevice.open, False), (ZynqDevice.load, True)):
-        (board.machine.manager / "flags").write_text("0")
+        (board.files.manager / "flags").write_text("0")
         before = (
-            board.machine.firmware.joinpath("nearflash-logic.bin").stat().st_ino
-            if board.machine.firmware.exists()
-            else 0
+            board.files.firmware.joinpath("nearflash-logic.bin").stat().st_ino if board.files.firmware.exists() else 0
         )
         opened(BUILD).close()
-        assert (board.machine.firmware.joinpath("nearflash-logic.bin").stat().st_ino != before) == loads
+        assert (board.files.firmware.joinpath("nearflash-logic.bin").stat().st_ino != before) == loads
 
 
 def test_without_an_fpga_manager_nothing_is_touched(board):
-    (board.machine.manager / "firmware").unlink()
+    (board.files.manager / "firmware").unlink()
     for call in (ZynqDevice.presence, lambda: ZynqDevice.open(BUILD)):
         with pytest.raises(
             UnknownDeviceError, match=r"'zynq' needs the attribute `firmware` of its FPGA manager, .*boot"
         ):
             call()
-    assert not board.machine.lock.exists()
+    assert not board.files.lock.exists()
 
 
 def test_a_bitstream_of_another_device_is_not_loaded(board):
     board.slcr.write(0x530, 0x1372_7093)
     with pytest.raises(DeviceError, match=r"device, of code 0x3727093 \(PSS_IDCODE\), not for one of 0x3722093: name"):
         ZynqDevice.open(BUILD)
-    assert not board.machine.firmware.exists() and (board.machine.manager / "firmware").read_text() == ""
+    assert not board.files.firmware.exists() and (board.files.manager / "firmware").read_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -90,20 +88,20 @@ def test_a_bitstream_of_another_device_is_not_loaded(board):
     ids=["small", "no page", "beyond"],
 )
 def test_memory_that_is_too_small_or_elsewhere(board, name, text, message):
-    (board.machine.buffers / "udmabuf0" / name).write_text(text)
+    (board.files.buffers / "udmabuf0" / name).write_text(text)
     with pytest.raises(DeviceError, match=message):
         ZynqDevice.open(BUILD)
-    assert not board.machine.lock.exists()
+    assert not board.files.lock.exists()
 
 
 def test_memory_that_the_device_tree_sets_apart(board):
-    for path in (*(board.machine.buffers / "udmabuf0").iterdir(), board.machine.buffers / "udmabuf0"):
+    for path in (*(board.files.buffers / "udmabuf0").iterdir(), board.files.buffers / "udmabuf0"):
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(
         DeviceError, match=r"memory for buffers must be there, .*reserved-memory/nearflash@\*/reg: load"
     ):
         ZynqDevice.open(BUILD)
-    node = board.machine.tree / "reserved-memory/nearflash@10000000"
+    node = board.files.tree / "reserved-memory/nearflash@10000000"
     node.mkdir(parents=True)
     (node / "reg").write_bytes(struct.pack(">2I", board.kernel.memory.base, 1 << 21))
     with ZynqDevice.open(BUILD) as device:
@@ -123,17 +121,17 @@ def test_a_user_that_is_not_root(board, monkeypatch):
         ):
             ZynqDevice.open(BUILD)
     opened = os.open
-    memory = str(board.machine.memory)
+    memory = str(board.files.memory)
     monkeypatch.setattr(os, "open", lambda path, *rest: refuse(path) if str(path) == memory else opened(path, *rest))
     with pytest.raises(DeviceError, match=rf"{re.escape(memory)} must be opened by root, .*\(Permission denied\): use"):
         ZynqDevice.open(BUILD)
 
 
 def test_a_load_that_fails_names_the_state(board):
-    (board.machine.manager / "state").write_text("write error\n")
+    (board.files.manager / "state").write_text("write error\n")
     with pytest.raises(DeviceError, match="state must be 'operating' behind a load, not 'write error': see `dmesg`"):
         ZynqDevice.open(BUILD)
-    assert board.machine.lock.read_text().splitlines()[1:] == [""]
+    assert board.files.lock.read_text().splitlines()[1:] == [""]
 
 
 def test_a_pll_that_is_off_is_named_before_the_kernel_is_read(board):

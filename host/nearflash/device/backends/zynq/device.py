@@ -34,7 +34,7 @@ from nearflash.device.bitstreams import BuildManifest
 from nearflash.device.bitstreams.contents import device_code
 from nearflash.device.bitstreams.header import split_bit
 
-__all__ = ["CONTROL_ADDRESS", "Machine", "ZynqDevice"]
+__all__ = ["CONTROL_ADDRESS", "BoardFiles", "ZynqDevice"]
 
 CONTROL_ADDRESS = 0x4000_0000
 """Of the kernel's registers: the first of M_AXI_GP0."""
@@ -46,7 +46,7 @@ _REACHED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Machine:
+class BoardFiles:
     """Files by which Linux shows the board."""
 
     manager: Path = Path("/sys/class/fpga_manager/fpga0")
@@ -67,7 +67,7 @@ class ZynqDevice(BoardDevice):
     """The kernel whose registers are `words`."""
 
     DEFAULT_BUILD: ClassVar[str] = "pynq-z2"
-    MACHINE: ClassVar[Machine] = Machine()
+    FILES: ClassVar[BoardFiles] = BoardFiles()
 
     def __init__(self, config: KernelConfig, words: Words, memory: RegionMemory) -> None:
         self._words, self.memory = words, memory
@@ -96,21 +96,21 @@ class ZynqDevice(BoardDevice):
 
     @classmethod
     def presence(cls) -> str:
-        """What there is. Raises UnknownDeviceError where there is no FPGA manager."""
-        FpgaManager(cls.MACHINE.manager, cls.MACHINE.firmware)
-        return f"FPGA manager {cls.MACHINE.manager}"
+        """The FPGA manager's folder. Raises UnknownDeviceError where there is no FPGA manager."""
+        FpgaManager(cls.FILES.manager, cls.FILES.firmware)
+        return f"FPGA manager {cls.FILES.manager}"
 
     @classmethod
     def _load_and_open(cls, config: str, *, again: bool) -> Self:
-        build, machine = named_config(config), cls.MACHINE
-        manager = FpgaManager(machine.manager, machine.firmware)
+        build, files = named_config(config), cls.FILES
+        manager = FpgaManager(files.manager, files.firmware)
         manifest = verify_build(build)
-        physical, region = machine.physical(), find_region(machine.devices, machine.buffers, machine.tree)
+        physical, region = files.physical(), find_region(files.devices, files.buffers, files.tree)
         region.check(_REACHED_BYTES)
         with ExitStack() as held:
-            lock = BoardLock(machine.lock)
+            lock = BoardLock(files.lock)
             held.callback(lock.close)
-            clock_hz = _configure(manifest, manager, physical, lock, find_crystal_hz(machine.tree), again=again)
+            clock_hz = _configure(manifest, manager, physical, lock, find_crystal_hz(files.tree), again=again)
             storage = physical.map_bytes(0 if region.path else region.address, region.size_bytes, region.path)
             words = physical.map_words(CONTROL_ADDRESS, build.registers.size_bytes)
             try:
