@@ -213,6 +213,8 @@ def test_deploy_loads_on_the_boards_device(capsys, desk, monkeypatch):
     code, out, _ = run(capsys, "deploy", "desk", "--kernel", "update")
     assert (code, opened) == (0, ["pynq:update-tiny", "update-tiny"])
     assert out == "pynq:update-tiny: loaded, digest 0000000000000abc, git 22222222\n"
+    run(capsys, "deploy", "desk", "--kernel", "update", "--backend", "zynq")
+    assert opened[2] == "zynq:update-tiny"
 
 
 @pytest.mark.parametrize(

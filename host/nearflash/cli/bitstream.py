@@ -57,6 +57,7 @@ def add(subparsers: Any) -> None:
     deploy.add_argument(
         "--to", metavar="USER@HOST:FOLDER", help="Copy it there by ssh instead, into a folder of bitstreams."
     )
+    deploy.add_argument("--backend", help="Load it by this device, such as zynq without PYNQ (default: the board's).")
     estimate = action("estimate", _estimate, "Synthesise with Yosys and keep the figures as manifest.", optional=False)
     estimate.add_argument("--kernel", help="Estimate this kernel only.")
     lint = actions.add_parser("lint", help="Check the Verilog of kernels with Verilator and Yosys.")
@@ -171,15 +172,15 @@ def _deploy(arguments: argparse.Namespace) -> int:
     if not manifest.files:
         raise BitstreamError(f"{board.name}/{manifest.kernel} must have been built, not only {manifest.evidence}")
     if arguments.to:
-        _copy(manifest, arguments.to)
+        _copy(manifest, arguments.to, _device(manifest, arguments.backend))
         return 0
-    with device_class(_device(manifest)).load(manifest.config) as device:
+    with device_class(_device(manifest, arguments.backend)).load(manifest.config) as device:
         identity = device.identity
         print(f"{identity.name}: loaded, digest {identity.digest64:016x}, git {identity.git_revision:08x}")
     return 0
 
 
-def _copy(manifest: Any, target: str) -> None:
+def _copy(manifest: Any, target: str, device: str) -> None:
     """Copy what the driver needs of a board and one kernel into a folder of bitstreams there, and compare digests.
 
     One connection, so that a password is asked for once.
@@ -204,7 +205,7 @@ def _copy(manifest: Any, target: str) -> None:
     if wrong := [name for name, path in paths.items() if arrived.get(name) != sha256(path)]:
         raise BitstreamError(f"{wrong[0]} must have the same SHA-256 in {target} as here, not another: copy it again")
     print(f"{', '.join(names)}: in {target}/{manifest.board}, with the same SHA-256 as here")
-    print(f"there: sudo NEARFLASH_BITSTREAMS={folder} nearflash selftest --device {_device(manifest)}")
+    print(f"there: sudo NEARFLASH_BITSTREAMS={folder} nearflash selftest --device {device}")
 
 
 def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -213,10 +214,10 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _device(manifest: Any) -> str:
+def _device(manifest: Any, backend: str | None) -> str:
     from nearflash.device.bitstreams import load_board
 
-    return f"{load_board(manifest.board).backend}:{manifest.config}"
+    return f"{backend or load_board(manifest.board).backend}:{manifest.config}"
 
 
 def _estimate(arguments: argparse.Namespace) -> int:
