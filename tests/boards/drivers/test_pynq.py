@@ -201,9 +201,9 @@ def test_a_bitstream_of_another_digest(board, bitstreams):
 def test_a_handoff_without_the_kernel(board, bitstreams):
     written = bitstreams / "update-tiny.hwh"
     text = written.read_text().replace("nearflash:kernel:update", "nearflash:kernel:other")
-    from nearflash.verify.fixtures.boards.folder import write_board
+    from nearflash.verify.fixtures.boards.folder import bit_file, write_board
 
-    write_board(bitstreams.parent, "tiny", "pynq", {"update": {".bit": b"1", ".hwh": text.encode()}})
+    write_board(bitstreams.parent, "tiny", "pynq", {"update": {".bit": bit_file(0x3727093), ".hwh": text.encode()}})
     with pytest.raises(
         DeviceError, match=r"\.hwh must have one core nearflash:kernel:update, not 0 among .*build it again"
     ):
