@@ -59,9 +59,13 @@ class ProcessorLevel:
 
 
 _V3 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "sse4_2"))
-_V4 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vbmi2"))
+_V4 = frozenset(
+    ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vbmi2", "vpclmulqdq", "pclmulqdq")
+)
 TARGETS = (
-    ProcessorLevel("x86-64-v4", ("-march=x86-64-v4", "-mavx512vbmi2"), _V3 | _V4),
+    ProcessorLevel(
+        "x86-64-v4", ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512vbmi2", "-mpclmul", "-mvpclmulqdq"), _V3 | _V4
+    ),
     ProcessorLevel("x86-64-v3", ("-march=x86-64-v3",), _V3),
 )
 """What wheels carry libraries for, the best first."""

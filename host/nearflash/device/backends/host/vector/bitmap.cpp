@@ -45,6 +45,7 @@ struct Codes {
 namespace {
 
 constexpr int64_t SCALE_COLUMNS = 64;
+constexpr int64_t AHEAD_BYTES = 8192;  // where a row begins is known when the one before it is counted: too late to load it
 
 // The row at found.at, up to its end. Nothing at or behind the stream's end is read.
 Fault find_row(const Groups &groups, Row &row, Found &found) {
@@ -64,6 +65,8 @@ Fault find_row(const Groups &groups, Row &row, Found &found) {
         if (section == CODES && bits) row.escapes = count_escapes(groups.stream + found.at, values, bits);
         found.at += padded(fields * bits);
     }
+    for (int64_t at = row.bitmap; at < found.at; at += SECTION_BYTES)
+        __builtin_prefetch(groups.stream + std::min(at + AHEAD_BYTES, groups.end - 1));
     return NONE;
 }
 
