@@ -2,6 +2,7 @@
 //
 // Format: nearflash.abi.coded, docs/contracts/weights.md. Equals nearflash.model.weights.levels to the bit.
 
+#include "bytes.hpp"
 #include "sections.hpp"
 
 using namespace nearflash;
@@ -25,7 +26,7 @@ struct Groups {
     Block *table;
 };
 
-// Blocks of a table, to elements that follow one another. buffer: of a block's values, and 32 more.
+// Blocks of a table, to elements that follow one another. buffer: of a block's values, and 64 more.
 struct Expansion {
     const uint8_t *stream;
     const Block *table;
@@ -89,60 +90,6 @@ Fault find_group(const Groups &groups, int64_t number, Found &found) {
     return check_end(groups.stream, begin, groups.end, number, found);
 }
 
-// Bits of a source, the lowest first, each in the place of a one of the mask.
-inline uint32_t deposited(uint32_t bits, uint32_t mask) {
-#if defined(__BMI2__)
-    return _pdep_u32(bits, mask);
-#else
-    uint32_t out = 0;
-    for (; mask; mask &= mask - 1, bits >>= 1)
-        if (bits & 1) out |= mask & -mask;
-    return out;
-#endif
-}
-
-// The lower bits of 32 fields of two bits.
-inline uint32_t every_second(uint64_t fields) {
-#if defined(NEARFLASH_AVX512) && defined(__BMI2__)
-    return uint32_t(_pext_u64(fields, 0x5555555555555555));  // quick on all that have AVX-512
-#endif
-    fields &= 0x5555555555555555;
-    fields = (fields | fields >> 1) & 0x3333333333333333;
-    fields = (fields | fields >> 2) & 0x0F0F0F0F0F0F0F0F;
-    fields = (fields | fields >> 4) & 0x00FF00FF00FF00FF;
-    fields = (fields | fields >> 8) & 0x0000FFFF0000FFFF;
-    return uint32_t(fields | fields >> 16);
-}
-
-// A section of fields, taken from its beginning, 32 of one or two bits at most at a time.
-class Fields {
-  public:
-    explicit Fields(const uint8_t *section) : section(section) {}
-    uint32_t ones(int count) {
-        const uint64_t bits = load<uint64_t>(section + at / 8) >> at % 8;
-        at += count;
-        return uint32_t(bits);
-    }
-    uint64_t pairs(int count) {
-        const int shift = at % 8;
-        const uint64_t low = load<uint64_t>(section + at / 8) >> shift, high = section[at / 8 + 8];
-        at += 2 * count;
-        return shift ? low | high << (64 - shift) : low;
-    }
-
-  private:
-    const uint8_t *section;
-    int64_t at = 0;
-};
-
-// The next fields of two bits added to the lanes of a mask; returns those whose field is 3.
-inline uint32_t add_pairs(U16x32 &lanes, Fields &fields, uint32_t mask) {
-    const uint64_t pairs = fields.pairs(__builtin_popcount(mask));
-    const uint32_t one = deposited(every_second(pairs), mask), two = deposited(every_second(pairs >> 1), mask);
-    lanes += ones_of(one) + (ones_of(two) << 1);
-    return one & two;
-}
-
 // Where a block's sections begin.
 template <bool is_fp16, int code_bits> struct Sections {
     Sections(const uint8_t *begin, const Block &block, bool has_bitmap)
@@ -158,43 +105,46 @@ template <bool is_fp16, int code_bits>
 void expand_block(const Expansion &x, const Block &block, uint16_t *out) {
     const Sections<is_fp16, code_bits> sections(x.stream + block.begin, block, x.layout.has_bitmap);
     constexpr int entries = 2 * ((1 << code_bits) - 1) + 4;
-    U16x32 book{};
-    for (int entry = 0; entry < entries; entry++) book[entry] = x.stream[block.group + entry];
+    uint8_t book[16]{};
+    std::memcpy(book, x.stream + block.group, entries);
     Fields second(sections.second), third(sections.third), fourth(sections.fourth);
     const uint8_t *escapes = sections.escapes;
     uint16_t *const values = x.layout.has_bitmap ? x.buffer : out;
-    for (int64_t at = 0; at < block.values; at += CHUNK) {
-        const uint32_t lanes = first_lanes(block.values - at);
-        U16x32 entry;
-        uint32_t deeper;
+    for (int64_t at = 0; at < block.values; at += VALUES) {
+        const uint64_t lanes = low_bits(std::min<int64_t>(block.values - at, VALUES));
+        Bytes entry;
+        uint64_t in_second, in_fourth;
         if constexpr (code_bits == 2) {
-            entry = spread2(sections.first + at / 4);
-            deeper = mask_of(entry & entry >> 1) & lanes;
+            entry = pairs_at(sections.first + at / 4, 0);
+            in_second = equal(entry, 3) & lanes;
         } else {
-            deeper = load<uint32_t>(sections.first + at / 8) & lanes;
-            entry = ones_of(deeper);
+            in_second = load<uint64_t>(sections.first + at / 8) & lanes;
+            entry = flags(in_second);
         }
-        const uint32_t in_third = deposited(second.ones(__builtin_popcount(deeper)), deeper);
-        entry += ones_of(in_third);
-        uint32_t in_fourth;
+        const uint64_t in_third = second.ones(in_second);
+        entry += flags(in_third);
         if constexpr (code_bits == 2) {
-            in_fourth = add_pairs(entry, third, in_third);
+            const Bytes code = third.pairs(in_third);
+            in_fourth = equal(code, 3);
+            entry += code;
         } else {
-            in_fourth = deposited(third.ones(__builtin_popcount(in_third)), in_third);
-            entry += ones_of(in_fourth);
+            in_fourth = third.ones(in_third);
+            entry += flags(in_fourth);
         }
-        const uint32_t escaped = add_pairs(entry, fourth, in_fourth);
-        const U16x32 exponent = looked_up(entry, book) | widen(expanded(escapes, escaped));
-        escapes += __builtin_popcount(escaped);
-        const U16x32 upper = widen(load<U8x32>(sections.high + at)), sign = upper >> 7 << 15;
-        U16x32 value;
+        const Bytes code = fourth.pairs(in_fourth);
+        const uint64_t escaped = equal(code, 3);
+        const Bytes exponent = looked_up(Bytes(entry + code), book) | dealt(load<Bytes>(escapes), escaped);
+        escapes += __builtin_popcountll(escaped);
+        const Bytes high = load<Bytes>(sections.high + at);
+        Bytes lower, upper;
         if constexpr (is_fp16) {
-            const U16x32 narrow = spread2(sections.middle + at / 4) << 1 | ones_of(load<uint32_t>(sections.low + at / 8));
-            value = sign | (exponent & 31) << 10 | (upper & 127) << 3 | narrow;
+            lower = high << 3 | pairs_at(sections.middle + at / 4, 0) << 1 | flags(load<uint64_t>(sections.low + at / 8));
+            upper = (high & 128) | (exponent & 31) << 2 | (high >> 5 & 3);
         } else {
-            value = sign | exponent << 7 | (upper & 127);
+            lower = exponent << 7 | (high & 127);
+            upper = (high & 128) | exponent >> 1;
         }
-        store_lanes(values + at, value, lanes);
+        store_joined(values + at, lower, upper, lanes);
     }
     if (x.layout.has_bitmap) spread(sections.bitmap, values, block.elements, out);
 }

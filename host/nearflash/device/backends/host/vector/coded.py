@@ -23,7 +23,7 @@ Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
 TABLE_COLUMNS = 8
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
-_SLACK = 32
+_SLACK = 64
 """Values behind a block's that the loops may write."""
 
 
