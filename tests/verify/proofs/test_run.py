@@ -10,6 +10,7 @@ from nearflash.gateware.gradients.header import HeaderCheck
 from nearflash.gateware.gradients.pairs import PairMerge
 from nearflash.gateware.gradients.tiles import TileCheck
 from nearflash.gateware.gradients.values import ValueRows
+from nearflash.gateware.weights import levels as level_values
 from nearflash.gateware.weights.bitmap import BitmapExpander
 from nearflash.gateware.weights.matrix import Part
 from nearflash.gateware.weights.pack import LanePack
@@ -23,7 +24,7 @@ from nearflash.verify.units.gradients import delta, header, values
 from nearflash.verify.units.gradients.pairs import proof as pairs
 from nearflash.verify.units.gradients.tiles import proof as tiles
 from nearflash.verify.units.stream import skid
-from nearflash.verify.units.weights import bitmap, dequantize, pack, popcount, unpack
+from nearflash.verify.units.weights import bitmap, dequantize, levels, pack, popcount, unpack
 from nearflash.verify.units.weights.parser import proof as parser
 
 QUICK = ("stream.skid", "stream.gearbox.narrow", "bus.split")
@@ -110,6 +111,13 @@ def test_a_crossed_boundary_fails(tmp_path, monkeypatch):
     result = results_of(read.build_proof, tmp_path)["prove"]
     assert result["status"] == "fail"
     assert "ar_no_crossing" in result["property"]
+
+
+@pytest.mark.full
+def test_entries_that_narrow_codes_do_not_have_fail(tmp_path, monkeypatch):
+    # Seeded bug: of a codebook for codes of one bit an entry too many counts.
+    monkeypatch.setattr(level_values, "_NARROW_ENTRIES", level_values._NARROW_ENTRIES + 1)
+    assert "a_word_of_what_was_taken" in fails(levels.build_proof, tmp_path, 24)
 
 
 class Packed(BitmapExpander):
