@@ -122,6 +122,11 @@ def test_the_large_models_folders_hold_one_model(folders):
         packed = open_checkpoint(folders.formats[format])
         assert all((expand(dense[name]) == expand(packed[name])).all() for name in folders.names)
         assert all(packed[name].form == "bitmap" for name in folders.names)
+    coded, unpruned = (open_checkpoint(folders.formats[name]) for name in ("coded", forward.UNPRUNED))
+    for name in folders.names:
+        pruned, every = expand(dense[name]), expand(unpruned[name])
+        assert (expand(coded[name]) == pruned).all() and (every[pruned != 0] == pruned[pruned != 0]).all()
+        assert np.count_nonzero(every) > 1.5 * np.count_nonzero(pruned)
 
 
 def test_loading_compares_times_with_bytes(folders, tmp_path, monkeypatch):

@@ -22,10 +22,11 @@ from nearflash.bench.disk import disk_rate, drop, write_back
 from nearflash.bench.limits import limit_memory
 from nearflash.weights.convert import layer_weights, write_model
 
-__all__ = ["DENSE", "MEDIAN_MAGNITUDE", "LargeModel", "large_model", "measure"]
+__all__ = ["DENSE", "MEDIAN_MAGNITUDE", "UNPRUNED", "LargeModel", "large_model", "measure"]
 
-DENSE = "dense"
-FORMATS = {"bitmap": ("bitmap", 16), "coded-bitmap": ("coded-bitmap", 16), "bitmap-int8": ("coded-bitmap", 8)}
+DENSE, UNPRUNED = "dense", "coded-unpruned"
+FORMATS = {"bitmap": ("bitmap", 16), "coded-bitmap": ("coded-bitmap", 16), "bitmap-int8": ("coded-bitmap", 8),
+           "coded": ("coded", 16), UNPRUNED: ("coded", 16)}  # fmt: skip
 SHAPE = {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32, "vocab_size": 50272,
          "word_embed_proj_dim": 2048, "max_position_embeddings": 2048}  # fmt: skip
 """Of OPT-1.3B. Source: facebook/opt-1.3b, config.json."""
@@ -47,24 +48,30 @@ class LargeModel:
 
 @contextmanager
 def large_model(path: Path, shape: dict[str, int] | None = None) -> Iterator[LargeModel]:
-    """The model's folders, below `path`; they are removed at the end."""
+    """The model's folders, below `path`; they are removed at the end. All but UNPRUNED are of pruned weights."""
     torch.manual_seed(0)
     config = OPTConfig(**(shape or SHAPE), dropout=0.0)
     model = OPTForCausalLM._from_config(config, dtype=torch.bfloat16).requires_grad_(False)
     names = layer_weights(model)
-    for name in names:
-        weight = model.get_parameter(name)
-        weight[weight.abs() < MEDIAN_MAGNITUDE * weight.float().std()] = 0
     with tempfile.TemporaryDirectory(prefix=".nearflash-opt-", dir=path) as folder:
         formats = {name: Path(folder) / name for name in (DENSE, *FORMATS)}
-        for name, target in formats.items():
-            form, bits = FORMATS.get(name, ("bitmap", 16))
-            compressed = names if name != DENSE else ()
-            write_model(model, target, format=form, bits=bits, dtype=torch.bfloat16, compressed=compressed)
-            config.save_pretrained(target)
+        _write(model, formats[UNPRUNED], names)
+        for name in names:
+            weight = model.get_parameter(name)
+            weight[weight.abs() < MEDIAN_MAGNITUDE * weight.float().std()] = 0
+        for name in formats.keys() - {UNPRUNED}:
+            _write(model, formats[name], names)
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         del model
         yield LargeModel(formats, names, size)
+
+
+def _write(model: Any, folder: Path, names: list[str]) -> None:
+    """The folder of a format, which it is named by."""
+    form, bits = FORMATS.get(folder.name, ("bitmap", 16))
+    compressed = names if folder.name != DENSE else ()
+    write_model(model, folder, format=form, bits=bits, dtype=torch.bfloat16, compressed=compressed)
+    model.config.save_pretrained(folder)
 
 
 def measure(folders: LargeModel, path: Path, limit_bytes: int = _LIMIT_BYTES) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Dense tensors of a model's layers from the disk, one after another: stored dense, and compressed.
+"""Dense tensors of a model's layers from the disk, one after another: stored dense, and compressed, pruned or not.
 
 Each pass takes all linear weights of the decoder layers from a WeightsMap in the model's order, as a forward pass does,
 and drops each at once. Nothing is kept in memory and reads go past the page cache. The cases are interleaved; the first
