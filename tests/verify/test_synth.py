@@ -7,6 +7,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.abi.errors import ConfigError
+from nearflash.abi.kernel.config import config
+from nearflash.verify import synth
 from nearflash.verify.synth import UnitResources, resources, run
 
 
@@ -119,6 +121,13 @@ def test_black_boxes_and_their_cells_add_up_to_the_whole(stage: UnitResources) -
     assert (rest.lut, rest.ff) == (4, 4)
     assert rest.lut + 2 * stage.lut == whole.lut
     assert rest.ff + 2 * stage.ff == whole.ff
+
+
+def test_a_build_with_levels_counts_the_parser_that_it_has() -> None:
+    """The parser is counted apart: that of a build without levels is smaller."""
+    for name, has_levels in (("expand-tiny", False), ("expand-tiny-levels", True)):
+        units = synth._units(config(name)).units
+        assert units["matrix_parser"]().levels is has_levels and ("level_values_4" in units) is has_levels
 
 
 def test_unknown_names_list_what_exists() -> None:

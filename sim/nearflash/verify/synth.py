@@ -286,15 +286,17 @@ def _expand(build: ExpandConfig) -> _Kernel:
     from nearflash.gateware.weights.bitmap import BitmapExpander
     from nearflash.gateware.weights.coded import CodedValues
     from nearflash.gateware.weights.dequantize import Dequantizer
+    from nearflash.gateware.weights.levels import LevelValues
     from nearflash.gateware.weights.parser import MatrixParser
 
     shapes = ((8, 16), (16, 16), (32, 16), (16, 8), (32, 8))
     bitmaps = {f"bitmap_{width}x{bits}": partial(BitmapExpander, width, bits) for width, bits in shapes}
     coded = {f"coded_values_{width}": partial(CodedValues, width) for width in (8, 16)}
+    levels = {f"level_values_{width}": partial(LevelValues, width) for width in (4, 8, 16) if build.levels}
     scaled = {f"dequantizer_{width}": partial(Dequantizer, width) for width in (8, 16)}
     units: dict[str, Callable[[], Any]] = {
-        **bitmaps, **coded, **scaled, "topk_expander": partial(TopKExpander, 4),
-        "matrix_parser": partial(MatrixParser, build.port_bits, build.columns_max),
+        **bitmaps, **coded, **levels, **scaled, "topk_expander": partial(TopKExpander, 4),
+        "matrix_parser": partial(MatrixParser, build.port_bits, build.columns_max, build.levels),
         "total": partial(ExpandKernel, build),
     }  # fmt: skip
     return _Kernel(units, "matrix_parser", "top.parser", 1)
