@@ -79,7 +79,7 @@ def _values(seed: int) -> NDArray[np.float16]:
     return np.roll(values, 8 * seed, axis=0) * np.float16(1 + seed // 3)  # streams of the same size
 
 
-def _unpruned(seed: int) -> NDArray[np.uint16]:
+def _draw_unpruned(seed: int) -> NDArray[np.uint16]:
     """Patterns of bf16 without a zero, of exponents that first codes of two bits are the best for."""
     words = np.random.default_rng(6).standard_normal((24, 200)).astype(np.float32).view(np.uint32) >> 16
     return np.roll(words.astype(np.uint16), 8 * seed, axis=0) + np.uint16(seed // 3)
@@ -92,7 +92,7 @@ def _tensors(seed: int, suffix: str) -> list[PackedTensor]:
         "scaled8": pack(quantize(values, 8), group_rows=_GROUP_ROWS),
         "scaled4": pack(quantize(values, 4), group_rows=_GROUP_ROWS),
         "levels": pack_coded(values, block_elements=_BLOCK_ELEMENTS),
-        "unpruned": pack_coded(_unpruned(seed), block_elements=_BLOCK_ELEMENTS),
+        "unpruned": pack_coded(_draw_unpruned(seed), block_elements=_BLOCK_ELEMENTS),
         "bytes": pack_rans((values * np.float16(4)).astype(np.int8), block_elements=_BLOCK_ELEMENTS),
     }  # fmt: skip
     dtypes = {"unpruned": "BF16", "bytes": ("F8_E4M3", "F8_E5M2")[seed % 2]}
