@@ -82,6 +82,15 @@ struct update_smartssd_split {
     static constexpr std::int64_t delta = 0;
     static constexpr std::uint64_t digest = 0xc0946dbde1bc1831ull;
 };
+struct update_ku3p {
+    static constexpr std::int64_t lanes = 1;
+    static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t outstanding_bursts = 8;
+    static constexpr std::int64_t burst_bytes = 512;
+    static constexpr std::int64_t clock_hz = 125000000;
+    static constexpr std::int64_t delta = 0;
+    static constexpr std::uint64_t digest = 0xf9a8b7d29299873full;
+};
 struct update_pynq_z2 {
     static constexpr std::int64_t lanes = 1;
     static constexpr std::int64_t port_bits = 64;

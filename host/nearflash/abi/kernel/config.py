@@ -289,6 +289,7 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
         UpdateConfig("smartssd-split", lanes=4, port_bits=512, outstanding_bursts=8, burst_bytes=4096,
                      clock_hz=300_000_000, state_formats=_STATE_FORMATS, gradients=("fp32", "topk"),
                      masters=_MASTER_FORMATS),
+        UpdateConfig("ku3p", lanes=1, port_bits=64, outstanding_bursts=8, burst_bytes=512, clock_hz=125_000_000),
         UpdateConfig("pynq-z2", lanes=1, port_bits=64, outstanding_bursts=8, burst_bytes=128, clock_hz=100_000_000),
         AttendConfig("tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024, score_blocks=8,
                      score_entries=1 << 17, selector_keys=4096, luns=4, page_bytes=4096, clock_hz=100_000_000),
