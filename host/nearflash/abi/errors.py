@@ -24,6 +24,7 @@ __all__ = [
     "OtherWeightsWarning",
     "PageError",
     "PlanError",
+    "ReadOnlyError",
     "ReplayError",
     "ShapeError",
     "StateError",
@@ -119,6 +120,10 @@ class WeightsError(NearflashError, ValueError):
 
 class StorageFullError(StateError):
     """No room for the state; nothing that was stored before has changed."""
+
+
+class ReadOnlyError(StateError):
+    """Flash whose bad blocks nothing can replace any more: nothing is written, all that was durable can be read."""
 
 
 class PageError(StateError):

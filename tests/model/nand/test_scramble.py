@@ -1,6 +1,6 @@
 import numpy as np
 
-from nearflash.abi.attention.codeword import RAW_BYTES, SCRAMBLE_POLYNOMIAL, scramble_seed
+from nearflash.abi.attention.codeword import RAW_BYTES, SCRAMBLE_POLYNOMIAL, scramble_byte, scramble_seed
 from nearflash.model.nand.scramble import scrambling
 
 
@@ -43,3 +43,9 @@ def test_neighbours_differ_in_half_of_their_bits():
     different = (bits[:, None, :] != bits[None, ::7, :]).mean(axis=2)
     assert ((different == 0) | (np.abs(different - 0.5) < 0.05)).all()
     assert (different == 0).sum() == different.shape[1], "every sequence is equal to itself only"
+
+
+def test_single_bytes_are_those_of_the_sequence():
+    sequences = scrambling(0x1234, 3, np.arange(8))
+    for place, column in ((0, 0), (7, 232), (5, RAW_BYTES - 1)):
+        assert scramble_byte(0x1234, 3, place, column) == sequences[place, column]

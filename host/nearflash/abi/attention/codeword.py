@@ -3,6 +3,8 @@
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache, reduce
+from operator import xor
 
 __all__ = [
     "AUX_BYTES",
@@ -19,6 +21,7 @@ __all__ = [
     "SEALED_BYTES",
     "PageKind",
     "PageTag",
+    "scramble_byte",
     "scramble_seed",
 ]
 
@@ -68,3 +71,25 @@ class PageTag:
 def scramble_seed(row: int, lun: int, place: int) -> int:
     """State of the scrambler for the codeword at `place` (below 32) of the page at (lun, row): never zero."""
     return 1 << 19 | ((row & 0x3FFF) << 5 | place) ^ row >> 14 ^ lun << 11
+
+
+def scramble_byte(row: int, lun: int, place: int, column: int) -> int:
+    """Byte `column` of the sequence that the codeword at `place` of the page at (lun, row) is scrambled with."""
+    seed = scramble_seed(row, lun, place)
+    parts = (part for bit, part in enumerate(_scramble_parts(column)) if seed >> bit & 1)
+    return reduce(xor, parts, 0)
+
+
+@cache
+def _scramble_parts(column: int) -> tuple[int, ...]:
+    """The parts of a byte that each bit of the seed contributes."""
+    return tuple(_run_scrambler(1 << bit, column) for bit in range(SCRAMBLE_POLYNOMIAL.bit_length() - 1))
+
+
+def _run_scrambler(state: int, column: int) -> int:
+    degree, byte = SCRAMBLE_POLYNOMIAL.bit_length() - 1, 0
+    for step in range(-SCRAMBLE_SKIP, 8 * column + 8):
+        if step >= 8 * column:
+            byte |= (state & 1) << step - 8 * column
+        state = state << 1 ^ (SCRAMBLE_POLYNOMIAL if state >> degree - 1 else 0)
+    return byte

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.attention.codeword import CODEWORD_BYTES, SEALED_BYTES, PageKind, PageTag
+from nearflash.abi.attention.codeword import (
+    CODEWORD_BYTES,
+    RAW_BYTES,
+    SEALED_BYTES,
+    PageKind,
+    PageTag,
+    scramble_byte,
+)
 from nearflash.abi.attention.page_batch import PageBatch
 from nearflash.abi.attention.page_operation import (
     OPERATION_BYTES,
@@ -26,7 +33,17 @@ from nearflash.abi.errors import CommandError, DeviceError, ShapeError
 from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Buffer, Device
 
-__all__ = ["NandError", "NandPage", "erase", "operate", "program", "read"]
+__all__ = [
+    "NandError",
+    "NandPage",
+    "are_marked_bad",
+    "attempt",
+    "erase",
+    "operate",
+    "program",
+    "read",
+    "try_read",
+]
 
 Bytes = NDArray[np.uint8]
 
@@ -34,6 +51,9 @@ _START_BYTES = 128
 """Records lie at a multiple of this, completions at one of 32."""
 _BATCH_OPERATIONS = 1024
 _TIMEOUT_S = 600.0
+_MARK_BITS = 7
+"""A mark has fewer ones than this."""
+_NO_PAGE = np.empty((0, SEALED_BYTES), np.uint8)
 
 
 class NandError(DeviceError):
@@ -91,6 +111,44 @@ def read(device: Device, pages: Sequence[NandPage], page_bytes: int | None = Non
     return operate(device, [_operation(OperationKind.READ, page, size) for page in pages])
 
 
+def try_read(device: Device, pages: Sequence[NandPage]) -> tuple[list[Bytes], list[PageFault]]:
+    """Sealed pages as they lie there, with their faults: also those that are damaged, erased or another's.
+
+    Raises CommandError, WaitTimeoutError as `program`.
+    """
+    size = _config(device).page_bytes
+    faults, found = attempt(device, [_operation(OperationKind.READ, page, size) for page in pages])
+    return found, faults
+
+
+def are_marked_bad(device: Device, blocks: Sequence[PageEntry], pages_per_block: int) -> list[bool]:
+    """Which blocks, each named by its first page, carry the factory's mark, before anything was programmed to them.
+
+    The mark is in the first byte behind the data of a block's first or last page: not FFh (ONFI 4.2, "Factory Defect
+    Mapping"); one wrong bit is none. Pages whose codewords are whole were programmed and have no mark. Raises NandError
+    for a LUN that never becomes ready, CommandError, WaitTimeoutError as `program`.
+    """
+    nobody, last = PageTag(0, 0, 0), pages_per_block - 1
+    entries = [PageEntry(one.channel, one.lun, one.row + place) for one in blocks for place in (0, last)]
+    pages, faults = try_read(device, [NandPage(entry, nobody, 0, PageKind.TOKEN) for entry in entries])
+    dead = [(entry, fault) for entry, fault in zip(entries, faults, strict=True) if fault & PageFault.TIMEOUT]
+    if dead:
+        (entry, fault), size = dead[0], _config(device).page_bytes
+        raise NandError({PageOperation(OperationKind.READ, entry.channel, entry.lun, entry.row, size): fault})
+    marked = [
+        bool(fault & PageFault.UNCORRECTABLE) and _has_mark(page, entry)
+        for page, fault, entry in zip(pages, faults, entries, strict=True)
+    ]
+    return [first or other for first, other in zip(marked[::2], marked[1::2], strict=True)]
+
+
+def _has_mark(page: Bytes, entry: PageEntry) -> bool:
+    """Whether the first byte of the spare, below the scrambling that the kernel takes off, has zeros."""
+    place, column = divmod(len(page) * CODEWORD_BYTES, RAW_BYTES)
+    byte = int(page[place, column]) ^ scramble_byte(entry.row, entry.lun, place, column)
+    return byte.bit_count() < _MARK_BITS
+
+
 def erase(device: Device, blocks: Sequence[PageEntry]) -> None:
     """Erase blocks, each named by any of its pages. Raises NandError, CommandError, WaitTimeoutError as `program`."""
     size = _config(device).page_bytes
@@ -103,8 +161,17 @@ def operate(device: Device, operations: Sequence[PageOperation], sealed: Sequenc
     Operations of one lun are done in the order given, LUNs interleaved. Raises NandError, CommandError, ShapeError,
     WaitTimeoutError as `program`.
     """
-    faults: dict[PageOperation, PageFault] = {}
-    read_pages: dict[int, Bytes] = {}
+    faults, pages = attempt(device, operations, sealed)
+    if wrong := {operation: fault for operation, fault in zip(operations, faults, strict=True) if fault}:
+        raise NandError(wrong)
+    return [page for page, operation in zip(pages, operations, strict=True) if operation.kind is OperationKind.READ]
+
+
+def attempt(
+    device: Device, operations: Sequence[PageOperation], sealed: Sequence[Bytes] = ()
+) -> tuple[list[PageFault], list[Bytes]]:
+    """As `operate`; faults are results: of each operation its faults, and its page, empty for what is no read."""
+    faults, read_pages = [PageFault(0)] * len(operations), [_NO_PAGE] * len(operations)
     order = _in_turns(operations)
     for start in range(0, len(order), _BATCH_OPERATIONS):
         places = order[start : start + _BATCH_OPERATIONS]
@@ -115,11 +182,9 @@ def operate(device: Device, operations: Sequence[PageOperation], sealed: Sequenc
             completions, pages = batch.results()
         finally:
             device.free(batch.buffer)
-        faults |= {operations[at]: fault for at, fault in zip(places, completions, strict=True) if fault}
-        read_pages |= dict(zip(places, pages, strict=True))
-    if faults:
-        raise NandError(faults)
-    return [read_pages[index] for index, operation in enumerate(operations) if operation.kind is OperationKind.READ]
+        for at, fault, page in zip(places, completions, pages, strict=True):
+            faults[at], read_pages[at] = fault, page
+    return faults, read_pages
 
 
 def _in_turns(operations: Sequence[PageOperation]) -> list[int]:

@@ -12,7 +12,7 @@ from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.kernel.config import attend_config
 from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.device.drivers.attend import attend
-from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
+from nearflash.device.drivers.pages import NandError, NandPage, are_marked_bad, erase, operate, program, read
 from nearflash.device.memory import SimulatedMemory
 from nearflash.device.selftest.attend import place_heads
 from nearflash.model.attention.memory.image import head_image
@@ -61,6 +61,37 @@ def test_a_page_with_another_tag(device):
     assert faults(read, device, [replace(own, second=True)]) == [PageFault.MISDIRECTED]
     sealed[3, 100] ^= 1
     assert faults(program, device, [replace(own, entry=PageEntry(1, 2, 1))], [sealed]) == [PageFault.MISDIRECTED]
+
+
+def test_injected_faults(device):
+    (low, first), (high, second) = page(4), page(5, seed=2)
+    device.nand.fails = lambda kind, block: kind is OperationKind.PROGRAM and block == (1, 2, 1)
+    assert faults(program, device, [low], [first]) == [PageFault.FAILED]
+    assert faults(read, device, [low]) == [PageFault.UNCORRECTABLE]
+    device.nand.fails = lambda kind, block: kind is OperationKind.ERASE
+    program(device, [high], [second])
+    assert faults(erase, device, [PageEntry(1, 2, 4)]) == [PageFault.FAILED]
+    assert faults(read, device, [high]) == [PageFault.UNCORRECTABLE]
+
+
+def test_a_block_that_is_read_too_often_is_lost(device):
+    (own, sealed) = page(0)
+    program(device, [own], [sealed])
+    device.nand.read_limit = 2
+    for _ in range(2):
+        read(device, [own])
+    assert faults(read, device, [own]) == [PageFault.UNCORRECTABLE]
+    erase(device, [own.entry])
+    program(device, [own], [sealed])
+    read(device, [own])
+
+
+def test_marks_of_the_factory(device):
+    device.nand.marked = {(1, 2, 1)}
+    blocks = [PageEntry(1, 2, row) for row in (0, 4, 8)]
+    program(device, [page(0)[0]], [page(0)[1]])
+    assert are_marked_bad(device, blocks, 4) == [False, True, False]
+    assert faults(erase, device, blocks) == faults(program, device, [page(4)[0]], [page(4)[1]]) == [PageFault.FAILED]
 
 
 @pytest.mark.parametrize("change", [{"channel": 2}, {"lun": 4}, {"row": 1 << 24}, {"page_bytes": 8192},
