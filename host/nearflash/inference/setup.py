@@ -26,7 +26,7 @@ from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.file import FileFlash
 from nearflash.storage.flash.geometry import PAGE_BYTES_LEAST, PAGE_BYTES_MOST, FlashGeometry
 from nearflash.storage.flash.memory import MemoryFlash
-from nearflash.storage.flash.nand import NandFlash
+from nearflash.storage.flash.nand import NandFlash, spare_blocks_for
 from nearflash.storage.flash.window import WindowFlash
 from nearflash.storage.io.profile import DriveProfile, find_profile, queue_backend
 from nearflash.storage.kv import DEFAULT_SUFFIX_BYTES, KvLayout, KvShape, KvStore, open_kept_store
@@ -304,4 +304,7 @@ def _device_flash(
         most = device.memory_bytes // 2 or window_bytes
         return WindowFlash(device, path, geometry, min(window_bytes or most, most), backend=queue_backend(path.parent))
     blocks = _queue_blocks(shape, layout, tokens, sequences, nand_block_pages * config.channels * max(config.luns, 1))
-    return NandFlash(device, pages_per_block=nand_block_pages, blocks_per_lun=blocks, paired=not layout.interleaved)
+    return NandFlash(
+        device, pages_per_block=nand_block_pages, blocks_per_lun=blocks, paired=not layout.interleaved,
+        spare_blocks=spare_blocks_for(blocks),
+    )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import PageKind, PageTag
-from nearflash.abi.errors import CommandError, FormatError, PageError, ShapeError, StorageFullError
+from nearflash.abi.errors import CommandError, FormatError, PageError, ReadOnlyError, ShapeError, StorageFullError
 from nearflash.storage.flash.base import Flash
 from nearflash.storage.flash.file import KEPT
 from nearflash.storage.flash.geometry import PageNumbers
@@ -274,8 +274,16 @@ class KvStore:
         self._pool.count_reads(pages)
 
     def table(self, pages: PageNumbers) -> NDArray[np.uint64]:
-        """Words of a device's page table; what is staged is programmed before. Raises CommandError."""
-        self._pool.stage.flush()
+        """Words of a device's page table; what is staged is programmed before. Raises CommandError.
+
+        Of a flash that is read only those pages have words that are on it; ReadOnlyError for others.
+        """
+        try:
+            self._pool.stage.flush()  # all of it: a program may move pages whose words were asked for before
+        except ReadOnlyError:
+            groups = pages[:, None] + np.arange(self.layout.group_pages)  # V's page lies behind K's
+            if (self._pool.stage.find(np.minimum(groups, self.flash.geometry.pages - 1)) >= 0).any():
+                raise
         return self.flash.entries(pages)
 
     @property
@@ -346,10 +354,10 @@ class KvStore:
         indexed = self._read_blocks(sequence, layer, kv[0], first, blocks) if blocks else kv[0]
         batch = self.pages.token_pages(keys[0], *kv[:, :, groups.start * size - first : groups.stop * size - first])
         pages = self._pool.put(PageKind.TOKEN, batch, queues[0], Cause.TOKEN)
-        state.tokens[layer].extend(pages.reshape(keys[0].shape)[..., 0])
         if blocks:
-            pages = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys[1], indexed), queues[1], Cause.INDEX)
-            state.index[layer].extend(pages.reshape(self.shape.kv_heads, keys[1][0].size))
+            index = self._pool.put(PageKind.INDEX, self.pages.index_pages(keys[1], indexed), queues[1], Cause.INDEX)
+            state.index[layer].extend(index.reshape(self.shape.kv_heads, keys[1][0].size))
+        state.tokens[layer].extend(pages.reshape(keys[0].shape)[..., 0])
 
     def _read_blocks(self, sequence: int, layer: int, k: F16, start: int, blocks: range) -> F16:
         """K of whole blocks, (heads, tokens, d), of which k holds the tokens from `start` on."""
