@@ -114,6 +114,33 @@ def test_programs_and_erases(lun, play):
     assert play(START + program, write=[1, 2])[0] == 0xE1
 
 
+def test_failures_that_are_asked_for(lun, play):
+    program = "80h 00 00 {:02X} 00 00 +400 W1 10h +75000 70h +120 R1 +100 "
+    lun.channels[0].fail(0, 1, programs=1, erases=1)
+    assert play(START + program.format(4), write=[1])[0] == 0xE1
+    assert play(START + program.format(5), write=[1])[0] == 0xE0
+    for expected in (0xE1, 0xE0):
+        assert play(START + "60h 05 00 00 D0h +1000000 70h +120 R1")[0] == expected
+
+
+def test_the_mark_of_the_factory(lun, play):
+    lun.channels[0].mark(0, 1)
+    page = lun.channels[0].page(0, 4)
+    assert page[PART.page_bytes] == 0 and page.sum() == 0xFF * (len(page) - 1)
+    assert (lun.channels[0].page(0, 5) == 0xFF).all()
+    assert play(START + "60h 05 00 00 D0h +1000000 70h +120 R1")[0] == 0xE1
+
+
+def test_reads_disturb_until_the_block_is_erased(lun, play):
+    lun.channels[0].configure(replace(lun.channels[0].model, disturb_reads=3))
+    read = START + "00h 00 00 02 00 00 30h +4000 "
+    errors = [lun.channels[0].statistics(clear=True).bit_errors for _ in range(7) if play(read) is not None]
+    assert errors == [0, 0, 1, 1, 1, 2, 2]
+    play(START + "60h 02 00 00 D0h +1000000 ")
+    play(read)
+    assert not lun.channels[0].statistics().bit_errors
+
+
 def test_pages_of_a_block_are_programmed_once_and_upwards(lun, play):
     def program(row):
         return START + f"80h 00 00 {row:02X} 00 00 +400 W1 10h +75000 70h +120 R1"

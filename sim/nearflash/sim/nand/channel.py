@@ -29,12 +29,16 @@ class NandModel:
     bit_error_rate: float = 0.0
     """Raw, of each read."""
     seed: int = 0
+    disturb_reads: int = 0
+    """Reads of a block since its erase that flip one more bit of each of its pages that is read; 0: they flip none."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.luns <= 256:
             raise ValueError(f"luns must be 1 to 256, not {self.luns!r}")
         if not 0 <= self.bit_error_rate < 1:
             raise ValueError(f"bit_error_rate must be within [0, 1), not {self.bit_error_rate!r}")
+        if self.disturb_reads < 0:
+            raise ValueError(f"disturb_reads must be at least 0, not {self.disturb_reads!r}")
 
 
 _TIMES = ("read_ns", "program_ns", "erase_ns", "cache_busy_ns", "reset_ns",
@@ -45,7 +49,10 @@ class _Settings(ctypes.Structure):
     """Mirrors NandSettings in nand.hpp."""
 
     _fields_ = [
-        *((name, ctypes.c_uint64) for name in ("luns", "page_bytes", "pages_per_block", "blocks", "seed")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("luns", "page_bytes", "pages_per_block", "blocks", "seed", "disturb_reads")
+        ),
         *((name, ctypes.c_double) for name in ("clock_hz", "link_bytes_per_s", *_TIMES, "jitter", "bit_error_rate")),
     ]
 
@@ -53,7 +60,7 @@ class _Settings(ctypes.Structure):
     def of(cls, model: NandModel) -> "_Settings":
         part, timing = model.part, model.part.timing
         return cls(
-            model.luns, part.raw_page_bytes, part.pages_per_block, part.blocks, model.seed,
+            model.luns, part.raw_page_bytes, part.pages_per_block, part.blocks, model.seed, model.disturb_reads,
             model.clock_hz, timing.link_bytes_per_s, *(getattr(timing, name) for name in _TIMES),
             part.jitter, model.bit_error_rate,
         )  # fmt: skip
@@ -105,7 +112,16 @@ class NandChannel:
 
     def __init__(self, library: ctypes.CDLL, address: int, model: NandModel) -> None:
         self._library, self._address = library, ctypes.c_void_p(address)
-        for name in ("nand_page", "nand_configure", "nand_stick", "nand_spoil", "nand_load", "nand_start_log"):
+        for name in (
+            "nand_page",
+            "nand_configure",
+            "nand_stick",
+            "nand_spoil",
+            "nand_mark",
+            "nand_fail",
+            "nand_load",
+            "nand_start_log",
+        ):
             getattr(library, name).restype = ctypes.c_int
         for name in ("nand_block_reads", "nand_block_erases", "nand_log"):
             getattr(library, name).restype = ctypes.c_uint64
@@ -148,6 +164,18 @@ class NandChannel:
         """Programs and erases of the block fail from now on."""
         self._check_unit(lun)
         self._library.nand_spoil(self._address, ctypes.c_uint64(lun), ctypes.c_uint32(block))
+
+    def mark(self, lun: int, block: int) -> None:
+        """The block is bad from the factory: marked as ONFI has it, and spoiled."""
+        self._check_unit(lun)
+        column = ctypes.c_uint64(self.model.part.page_bytes)
+        self._library.nand_mark(self._address, ctypes.c_uint64(lun), ctypes.c_uint32(block), column)
+
+    def fail(self, lun: int, block: int, *, programs: int = 0, erases: int = 0) -> None:
+        """So many of the next programs and erases of the block fail."""
+        self._check_unit(lun)
+        counts = ctypes.c_uint64(programs), ctypes.c_uint64(erases)
+        self._library.nand_fail(self._address, ctypes.c_uint64(lun), ctypes.c_uint32(block), *counts)
 
     def block_reads(self, lun: int, block: int) -> int:
         """Reads of the block's pages."""

@@ -24,6 +24,7 @@
 struct NandSettings {
     uint64_t luns, page_bytes, pages_per_block, blocks;  // page_bytes: spare included
     uint64_t seed;
+    uint64_t disturb_reads;  // reads of a block since its erase that flip one more bit of each page read; 0: none do
     double clock_hz, link_bytes_per_s;
     double read_ns, program_ns, erase_ns, cache_busy_ns, reset_ns;
     double command_ns, preamble_ns, wb_ns, adl_ns, whr_ns, ccs_ns, rhw_ns;
@@ -42,8 +43,9 @@ struct NandLinkedUnit {
     enum class Output { none, data, status };
 
     std::unordered_map<uint32_t, std::vector<uint8_t>> pages;
-    std::unordered_map<uint32_t, uint64_t> block_reads, block_erases;
+    std::unordered_map<uint32_t, uint64_t> block_reads, block_erases, reads_since_erase;
     std::set<uint32_t> bad_blocks;
+    std::unordered_map<uint32_t, uint64_t> failing_programs, failing_erases;  // of a block, how many are to come
     int64_t busy_left = -1;  // commands that it still finishes, or -1: all
 
     std::vector<uint8_t> cache, array;    // the register that is read out, the one behind it
@@ -320,6 +322,24 @@ class NandChannel {
             ++statistics.bit_errors;
         }
         next_error -= bits;
+        disturb(u, row / settings.pages_per_block);
+    }
+
+    void disturb(NandLinkedUnit& u, uint32_t block) {
+        const uint64_t reads = ++u.reads_since_erase[block];
+        if (!settings.disturb_reads) return;
+        for (uint64_t flips = reads / settings.disturb_reads; flips; --flips, ++statistics.bit_errors) {
+            const uint64_t bit = random.next32() % (8 * settings.page_bytes);
+            u.array[bit / 8] ^= 1 << bit % 8;
+        }
+    }
+
+    // Whether one of the failures that were asked for is due.
+    static bool due(std::unordered_map<uint32_t, uint64_t>& failing, uint32_t block) {
+        const auto found = failing.find(block);
+        if (found == failing.end() || !found->second) return false;
+        --found->second;
+        return true;
     }
 
     // Gaps between bit errors are geometric: one draw an error, whatever the rate.
@@ -385,7 +405,7 @@ class NandChannel {
         u.cache_valid = u.array_valid = false;
         u.output = NandLinkedUnit::Output::none;
         const uint32_t block = row / settings.pages_per_block;
-        u.failed = u.bad_blocks.count(block) || !ascends(u, row);
+        u.failed = due(u.failing_programs, block) || u.bad_blocks.count(block) || !ascends(u, row);
         if (!u.failed) {
             auto& page = u.pages[row];
             page.assign(settings.page_bytes, 0xFF);
@@ -409,11 +429,12 @@ class NandChannel {
         ++statistics.erases;
         u.cache_valid = u.array_valid = false;
         u.output = NandLinkedUnit::Output::none;
-        u.failed = u.bad_blocks.count(block);
+        u.failed = due(u.failing_erases, block) || u.bad_blocks.count(block);
         if (!u.failed) {
             for (uint32_t page = 0; page < settings.pages_per_block; ++page)
                 u.pages.erase(block * settings.pages_per_block + page);
             ++u.block_erases[block];
+            u.reads_since_erase[block] = 0;
         }
         const double time = shortened(settings.erase_ns);
         busy(u, time, time);
@@ -458,6 +479,19 @@ void nand_stick(NandChannel* channel, uint64_t lun, int64_t after) { channel->lu
 
 void nand_spoil(NandChannel* channel, uint64_t lun, uint32_t block) {
     channel->luns[lun].bad_blocks.insert(block);
+}
+
+// Bad from the factory: a byte of zeros in the first page, at the column where the spare begins (ONFI).
+void nand_mark(NandChannel* channel, uint64_t lun, uint32_t block, uint64_t column) {
+    auto& page = channel->luns[lun].pages[block * channel->settings.pages_per_block];
+    page.assign(channel->settings.page_bytes, 0xFF);
+    page[column] = 0;
+    nand_spoil(channel, lun, block);
+}
+
+void nand_fail(NandChannel* channel, uint64_t lun, uint32_t block, uint64_t programs, uint64_t erases) {
+    channel->luns[lun].failing_programs[block] = programs;
+    channel->luns[lun].failing_erases[block] = erases;
 }
 
 uint64_t nand_block_reads(NandChannel* channel, uint64_t lun, uint32_t block) {
