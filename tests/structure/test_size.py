@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 73_200, "rtl": 30_200, "sim": 16_000, "hls": 100, "tests": 77_700}
+LINES = {"host": 73_700, "rtl": 30_200, "sim": 16_000, "hls": 100, "tests": 77_800}
 
 
 @pytest.mark.parametrize("top", LINES)

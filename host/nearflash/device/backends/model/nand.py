@@ -58,6 +58,10 @@ class SimulatedNand:
         self._damaged: set[tuple[int, int, int]] = set()
         """Pages (channel, lun, row) whose program, or whose block's erase, did not end well."""
 
+    def pages(self) -> list[tuple[int, int, int]]:
+        """Pages (channel, lun, row) that are not erased."""
+        return [(*block[:2], row) for block, rows in self._blocks.items() for row in rows]
+
     def page(self, channel: int, lun: int, row: int) -> Bytes:
         """Sealed codewords (codewords, 528); none where the page is erased."""
         return self._blocks.get((channel, lun, row // self.pages_per_block), {}).get(row, _NONE)
