@@ -7,7 +7,7 @@ import pytest
 
 from nearflash.abi.attention.codeword import PageKind, PageTag
 from nearflash.abi.attention.page_operation import OperationKind, PageFault, PageOperation
-from nearflash.abi.attention.pages import PageEntry
+from nearflash.abi.attention.pages import IndexFormat, PageEntry
 from nearflash.abi.kernel.config import attend_config
 from nearflash.device.drivers.attend import attend
 from nearflash.device.drivers.pages import NandError, NandPage, erase, operate, program, read
@@ -17,6 +17,9 @@ from nearflash.model.nand.codeword import raw_codewords, seal
 from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.heads import place_heads
 from nearflash.sim.verilator.kernel import MemoryModel
+from nearflash.storage.flash.bad_blocks import TABLE_BLOCKS
+from nearflash.storage.flash.nand import NandFlash
+from nearflash.storage.flash.page import PageWrites, page_headers, page_keys
 
 OWNER = PageTag(5, 6, 7)
 BLOCK = 768
@@ -99,6 +102,27 @@ def test_a_bad_block_is_told_and_others_are_written(device, blocks):
     assert faults(erase, device, [names[5].entry, names[0].entry])[0] == {(1, 2, BLOCK): PageFault.FAILED}
     program(device, names[:1], sealed[:1])
     np.testing.assert_array_equal(read(device, names[:1])[0], sealed[0])
+
+
+def test_a_flash_on_it_leaves_bad_blocks_out_and_replaces_those_that_fail(device, blocks):
+    """The factory's mark and the table of bad blocks are read through the gateware; a failed program costs nothing."""
+    channels = device.kernel.channels
+    channels[1].mark(2, TABLE_BLOCKS)
+    options = {"pages_per_block": BLOCK, "blocks_per_lun": 1, "paired": False, "spare_blocks": 1}
+    flash = NandFlash(device, **options)
+    assert flash.wear.bad_blocks == 1 and flash.entry(5 * BLOCK).row == BLOCK * (TABLE_BLOCKS + 1)
+    keys = page_keys(1, 2, 3, np.arange(6), PageKind.TOKEN)
+    aux = np.zeros((6, 8, 8), np.uint8)
+    aux[..., 4:] = page_headers(keys, 4096, 16, IndexFormat.FP16)
+    written = PageWrites(keys, np.random.default_rng(4).integers(0, 256, (6, 4096), dtype=np.uint8), aux)
+    first, rest = (PageWrites(*(part[half] for part in (keys, written.data, aux))) for half in (slice(2), slice(2, 6)))
+    flash.program(np.arange(2), first)
+    channels[0].fail(0, TABLE_BLOCKS, programs=1)
+    flash.program(np.arange(2, 6), rest)
+    assert flash.wear.retired == 1 and flash.wear.moved_pages == 6
+    np.testing.assert_array_equal(flash.read(np.arange(6), keys).data, written.data)
+    again = NandFlash(device, **options)
+    assert again.wear.bad_blocks == 2 and again.entry(0) == flash.entry(0)
 
 
 def test_rows_again_or_out_of_order_fail(device, blocks):

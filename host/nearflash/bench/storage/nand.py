@@ -112,10 +112,10 @@ def _live(life: NandLife, actions: int) -> int:
         for _ in range(actions):
             life.act()
     except PowerCut:
-        return life.lost_words_on_nand()
+        return life.count_lost_on_nand()
     except PageError as error:  # a store cannot go on where a page that it must move is lost
         return len(error.pages) * life.page_bytes // 2
-    return life.lost_words() + life.lost_words_on_nand()
+    return life.count_lost() + life.count_lost_on_nand()
 
 
 def _row(part: str, lives: _Lives) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _run_out(actions: int, seed: int) -> dict[str, Any]:
                 life.act()
         except ReadOnlyError:
             ended += 1
-        lives.lost_words += life.lost_words() + life.lost_words_on_nand()
+        lives.lost_words += life.count_lost() + life.count_lost_on_nand()
         lives.add(life)
     return {"part": "no-spare", "lives": lives.count, "read_only_ends": ended, "injected": lives.injected,
             "blocks_retired": lives.retired, "lost_words": lives.lost_words,

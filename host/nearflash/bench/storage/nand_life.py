@@ -235,11 +235,11 @@ class NandLife:
         else:
             self._append(int(self._rng.choice(list(self._tokens))), int(self._rng.integers(1, _MAX_TOKENS)))
 
-    def lost_words(self) -> int:
+    def count_lost(self) -> int:
         """Words of 16 bits, of what was flushed, that the store does not give back."""
-        return sum(self._compare(*self._promised_pages(number)) for number in self._tokens)
+        return sum(self._compare(*self._find_promised(number)) for number in self._tokens)
 
-    def lost_words_on_nand(self) -> int:
+    def count_lost_on_nand(self) -> int:
         """The same after a power cut: what no page on the NAND has."""
         self._device.nand.fails = self.injector.note_use
         found = dict(self._find_pages())
@@ -272,7 +272,7 @@ class NandLife:
 
     def _disturb(self) -> tuple[int, int, int] | None:
         """A device reads one block (channel, lun, block) so often that the store must move it with the next call."""
-        pages = [page for number in self._tokens for page in self._promised_pages(number)[0].tolist()]
+        pages = [page for number in self._tokens for page in self._find_promised(number)[0].tolist()]
         if not pages or not self.injector.draw(FaultKind.DISTURB, 1.0):
             return None
         page = pages[len(pages) // 2]
@@ -281,7 +281,7 @@ class NandLife:
         self._store.count_reads(np.full(READ_LIMIT + 1, page))
         return block
 
-    def _promised_pages(self, number: int) -> tuple[PageNumbers, PageKeys]:
+    def _find_promised(self, number: int) -> tuple[PageNumbers, PageKeys]:
         pages, keys = self._pages_of(number)
         promised = np.array([key in self._promised for key in _keys(keys)], bool)
         return pages[promised], keys[promised]
