@@ -19,11 +19,13 @@ def test_each_kind_has_its_faults_and_nothing_is_lost():
     assert rows[0]["blocks_retired"] and rows[0]["moved_bytes"]
 
 
+@pytest.mark.full
 def test_without_spares_lives_end_read_only():
     row = next(nand.run(actions=40, parts=["no-spare"]))
     assert row["read_only_ends"] and not row["lost_words"] and not row["mismatches"]
 
 
+@pytest.mark.full
 def test_controls_lose_something():
     rows = list(nand.run(actions=60, parts=["controls"]))
     assert len(rows) == 3 and all(row["lost_words"] for row in rows) and not any(row["mismatches"] for row in rows)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.errors import CommandError, PageError, ReadOnlyError
 from nearflash.bench.options import Option, check_choices
-from nearflash.bench.storage.nand_life import CountedFlash, FaultKind, NandLife, PowerCut, Tally
+from nearflash.bench.storage.nand_life import CountedFlash, FaultKind, FaultTally, NandLife, PowerLoss
 
 __all__ = ["run"]
 
@@ -55,7 +55,7 @@ def run(
         else:
             kinds = tuple(FaultKind) if part == "together" else (FaultKind(part),)
             share = (faults + _GROUPS - 1 - PARTS.index(part)) // _GROUPS
-            yield _row(part, _inject(kinds, share, actions, seed, with_cut=part == "together"))
+            yield _row(part, _inject(kinds, share, actions, seed, loses_power=part == "together"))
 
 
 @dataclass
@@ -78,7 +78,7 @@ class _Lives:
 
     def add(self, life: NandLife) -> None:
         """Count a life that has ended."""
-        tally: Tally = life.injector.tally
+        tally: FaultTally = life.injector.tally
         self.count += 1
         self.kinds += tally.injected
         self.injected += tally.injected.total()
@@ -89,12 +89,12 @@ class _Lives:
         self.programmed_bytes += life.programmed_bytes
 
 
-def _inject(kinds: Collection[FaultKind], faults: int, actions: int, seed: int, *, with_cut: bool) -> _Lives:
+def _inject(kinds: Collection[FaultKind], faults: int, actions: int, seed: int, *, loses_power: bool) -> _Lives:
     """Lives until so many faults have happened, as many of each kind."""
     lives, left = _Lives(), Counter({kind: (faults + at) // len(kinds) for at, kind in enumerate(kinds)})
     while left.total():
         life_seed = seed + lives.count
-        life = NandLife(life_seed, left, spare_blocks=SPARES, with_cut=with_cut)
+        life = NandLife(life_seed, left, spare_blocks=SPARES, loses_power=loses_power)
         lives.lost_words += _live(life, actions)
         twin = NandLife(life_seed, None, spare_blocks=SPARES)
         _live(twin, life.actions)
@@ -111,7 +111,7 @@ def _live(life: NandLife, actions: int) -> int:
     try:
         for _ in range(actions):
             life.act()
-    except PowerCut:
+    except PowerLoss:
         return life.count_lost_on_nand()
     except PageError as error:  # a store cannot go on where a page that it must move is lost
         return len(error.pages) * life.page_bytes // 2
@@ -153,7 +153,7 @@ def _controls(actions: int, seed: int) -> Iterator[dict[str, Any]]:
     often = 1 << 60
     for name, kinds, options in (
         ("control-failures-ignored", (FaultKind.PROGRAM, FaultKind.GROWN), {"flash": _Ignoring}),
-        ("control-erased-before-copied", (FaultKind.PROGRAM,), {"flash": _Hasty, "with_cut": True}),
+        ("control-erased-before-copied", (FaultKind.PROGRAM,), {"flash": _Hasty, "loses_power": True}),
         ("control-never-refreshed", (FaultKind.DISTURB,), {"read_limit": often}),
     ):
         room, lost, injected = Counter(dict.fromkeys(kinds, 1 << 30)), 0, 0

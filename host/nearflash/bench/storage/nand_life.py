@@ -27,7 +27,7 @@ from nearflash.storage.flash.page import PageKeys, PageWrites, header_keys, unse
 from nearflash.storage.kv import KvLayout, KvShape, KvStore
 from nearflash.storage.kv.statistics import Cause
 
-__all__ = ["CountedFlash", "FaultKind", "NandLife", "PowerCut", "Tally"]
+__all__ = ["CountedFlash", "FaultKind", "FaultTally", "NandLife", "PowerLoss"]
 
 SHAPE = KvShape(layers=1, kv_heads=2, dim=64)
 LAYOUTS = [KvLayout(tokens, tokens == 16, 128, IndexFormat.INT4, 4096) for tokens in (16, 32)]
@@ -45,7 +45,7 @@ Flags = NDArray[np.bool_]
 
 
 class FaultKind(StrEnum):
-    """What fails."""
+    """Faults of a NAND, and of what reads do to it."""
 
     PROGRAM = "program"
     """One program."""
@@ -59,13 +59,13 @@ class FaultKind(StrEnum):
     """A block is read until the next reads would lose its pages."""
 
 
-class PowerCut(Exception):
+class PowerLoss(Exception):
     """The power is gone in the middle of an operation."""
 
 
 @dataclass
-class Tally:
-    """What was injected, and what it cost, by kind."""
+class FaultTally:
+    """Faults that were injected, and their cost, by kind."""
 
     injected: Counter[FaultKind] = field(default_factory=Counter)
     retired: Counter[FaultKind] = field(default_factory=Counter)
@@ -77,8 +77,8 @@ class Tally:
 class _Injector:
     """Faults of one NAND, at most `room` of each kind; none where `rng` is None."""
 
-    def __init__(self, room: Counter[FaultKind], rng: np.random.Generator | None, *, with_cut: bool) -> None:
-        self.tally, self._room, self._rng, self._with_cut = Tally(), room, rng, with_cut
+    def __init__(self, room: Counter[FaultKind], rng: np.random.Generator | None, *, loses_power: bool) -> None:
+        self.tally, self._room, self._rng, self._loses_power = FaultTally(), room, rng, loses_power
         self.causes: dict[tuple[int, int, int], FaultKind] = {}
         """Why blocks (channel, lun, block) failed."""
         self.retired: set[tuple[int, int, int]] = set()
@@ -108,7 +108,7 @@ class _Injector:
         elif block not in self._worn and not self.draw(own, _RATES[kind]):
             return False
         self.causes.setdefault(block, own)
-        if self._with_cut and self._cut_in is None and self._rng is not None and self._rng.random() < _CUT_RATE:
+        if self._loses_power and self._cut_in is None and self._rng is not None and self._rng.random() < _CUT_RATE:
             self._cut_in = int(self._rng.integers(1, _CUT_WITHIN))
         return True
 
@@ -125,7 +125,7 @@ class _Injector:
         if not self._cut_in:
             self.tally.cuts += 1
             self.tally.cuts_in_moves += self.moving > 0
-            raise PowerCut
+            raise PowerLoss
 
 
 class CountedFlash(NandFlash):
@@ -162,17 +162,17 @@ class CountedFlash(NandFlash):
 class NandLife:
     """One life of a store, of the actions of `seed`; `room`: how many faults of each kind may happen; None: not one.
 
-    with_cut: the power goes soon after a failure, which raises PowerCut. `flash` and `read_limit` are others where the
-    bench shows that it notices what is lost.
+    loses_power: the power goes soon after a failure, which raises PowerLoss. `flash` and `read_limit` are others where
+    the bench shows that it notices what is lost.
     """
 
     def __init__(
-        self, seed: int, room: Counter[FaultKind] | None, *, spare_blocks: int, with_cut: bool = False,
+        self, seed: int, room: Counter[FaultKind] | None, *, spare_blocks: int, loses_power: bool = False,
         flash: type[CountedFlash] | None = None, read_limit: int = READ_LIMIT,
     ) -> None:  # fmt: skip
         self._rng = np.random.default_rng(seed)
         rng = None if room is None else np.random.default_rng([seed, 1])
-        self.injector = _Injector(room or Counter(), rng, with_cut=with_cut)
+        self.injector = _Injector(room or Counter(), rng, loses_power=loses_power)
         self._layout = LAYOUTS[seed % len(LAYOUTS)]
         self._device = device = AttendModelDevice(attend_config("attend-tiny"), pages_per_block=PAGES_PER_BLOCK)
         self._mark(spare_blocks)
@@ -200,7 +200,7 @@ class NandLife:
 
     @property
     def page_bytes(self) -> int:
-        """Of data."""
+        """Bytes of a page's data."""
         return self._layout.page_bytes
 
     @property
