@@ -1,0 +1,1 @@
+"""PHYs: from a NAND link to the pads of a part."""
