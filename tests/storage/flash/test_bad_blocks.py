@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi.attention.page_operation import OperationKind
-from nearflash.abi.errors import ReadOnlyError, StateError
+from nearflash.abi.errors import CommandError, ReadOnlyError, StateError
 from nearflash.abi.kernel.config import attend_config
 from nearflash.device.backends.model.attend import AttendModelDevice
 from nearflash.storage.flash.bad_blocks import TABLE_BLOCKS, BadBlockTable
@@ -72,6 +72,11 @@ def test_its_own_blocks_fail(device):
     with pytest.raises(ReadOnlyError, match="of lun 0 of channel 0 must take the table of bad blocks"):
         table.retire([(3, 1, 1)])
     assert bad(table_of(device)) == {(1, 1, 1), (2, 1, 1)}
+
+
+def test_a_version_must_fit_a_block(device):
+    with pytest.raises(CommandError, match="pages_per_block must be at least 5, the table's pages"):
+        table_of(device, rows=20_000)
 
 
 def test_a_table_of_other_blocks_is_refused(device):

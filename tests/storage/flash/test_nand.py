@@ -152,6 +152,16 @@ def test_without_a_spare_it_is_read_only_and_all_is_read(device):
     assert np.array_equal(flash.read(np.arange(3), written.keys[:3]).data, batch(range(3)).data)
 
 
+def test_a_table_that_cannot_be_written_ends_it_too(device):
+    flash, written = flash_of(device, spare_blocks=2), batch(range(3))
+    flash.program(np.arange(2), batch(range(2)))
+    device.nand.fails = lambda kind, block: block == (0, 0, TABLE_BLOCKS) or block[2] < TABLE_BLOCKS
+    for _ in range(2):
+        with pytest.raises(ReadOnlyError, match="must take the table of bad blocks"):
+            flash.program(np.array([2]), batch([2]))
+    assert np.array_equal(flash.read(np.arange(2), written.keys[:2]).data, batch(range(2)).data)
+
+
 def test_a_page_that_is_damaged_does_not_hold_the_others(device):
     flash, written = flash_of(device, spare_blocks=1), batch(range(3))
     flash.program(np.arange(3), written)

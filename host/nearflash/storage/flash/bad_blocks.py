@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nearflash.abi.attention.codeword import SEALED_BYTES, PageKind, PageTag
 from nearflash.abi.attention.page_operation import PageFault
 from nearflash.abi.attention.pages import IndexFormat, PageEntry
-from nearflash.abi.errors import ReadOnlyError, StateError
+from nearflash.abi.errors import CommandError, ReadOnlyError, StateError
 from nearflash.abi.kernel.config import AttendConfig
 from nearflash.device.base import Device
 from nearflash.device.drivers import pages as nand
@@ -47,12 +47,15 @@ class BadBlockTable:
     """The table of a device whose attend kernel has `config`, its blocks from NAND block `first_block` on.
 
     Bad blocks are (rows, channels, luns), row 0 behind the table. Raises StateError for a table of other blocks,
-    ReadOnlyError where none of its blocks can be written, NandError for other faults.
+    CommandError where a version is longer than a block, ReadOnlyError where none of its blocks can be written,
+    NandError for other faults.
     """
 
     def __init__(self, device: Device, config: AttendConfig, first_block: int, pages_per_block: int, rows: int) -> None:
         self._device, self._config, self._pages = device, config, pages_per_block
         self._first, self._rows = first_block, rows
+        if self._parts(rows) > pages_per_block:
+            raise CommandError(f"pages_per_block must be at least {self._parts(rows)}, the table's pages")
         self._table_bad = np.zeros(TABLE_BLOCKS, bool)
         self._version, self._newest = 0, -1
         self._block, self._page = TABLE_BLOCKS - 1, pages_per_block

@@ -228,8 +228,13 @@ class NandFlash(Flash):
         self._map.retire(place)
         lun = place // geometry.channels % geometry.luns * self._siblings
         row, channel = place // geometry.lun_queues, place % geometry.channels
-        if self._table is not None:
+        if self._table is None:
+            return
+        try:
             self._table.retire([(row, channel, lun + half) for half in range(self._siblings)])
+        except ReadOnlyError as error:
+            self._read_only = error
+            raise
 
     def _try_program(self, words: NDArray[np.uint64], keys: PageKeys, sealed: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Program pages; which of them failed."""
