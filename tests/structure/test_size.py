@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 73_800, "rtl": 30_400, "sim": 16_300, "hls": 100, "tests": 78_100}
+LINES = {"host": 73_800, "rtl": 30_400, "sim": 16_300, "hls": 100, "tests": 78_200}
 
 
 @pytest.mark.parametrize("top", LINES)

@@ -10,56 +10,41 @@ __all__ = ["SDR_MODES", "SdrTiming"]
 
 @dataclass(frozen=True)
 class SdrTiming:
-    """Nanoseconds at the pins; the least that is allowed, unless it says at most."""
+    """Nanoseconds at the pins; the least that is allowed, unless it says at most. Each is ONFI's t of that name.
+
+    wp, wh, wc: WE# low, high, from fall to fall; rp, reh, rc: the same of RE#. cls, als, ds, cs: CLE, ALE, DQ, CE#
+    before WE# rises; clh, alh, dh, ch: behind it. rea, cea: from RE#, CE# falling to data, at most; rhoh, rloh: data
+    behind RE# rising, and behind the next RE# falling (0: none). clr, ar, rr: from CLE, ALE falling, from ready to RE#
+    falling. rhw: from RE# rising to WE# falling. whr, ccs: from WE# rising of a status command, of E0h, to RE# falling.
+    adl: from WE# rising of the last address to that of the first data. wb: from WE# rising to busy, at most.
+    """
 
     wp_ns: int
-    """WE# low."""
     wh_ns: int
-    """WE# high."""
     wc_ns: int
-    """From WE# falling to WE# falling."""
     cls_ns: int
-    """CLE before WE# rises; clh_ns: after it."""
     clh_ns: int
     als_ns: int
-    """ALE before WE# rises; alh_ns: after it."""
     alh_ns: int
     ds_ns: int
-    """DQ before WE# rises; dh_ns: after it."""
     dh_ns: int
     cs_ns: int
-    """CE# before WE# rises; ch_ns: after it."""
     ch_ns: int
     rp_ns: int
-    """RE# low."""
     reh_ns: int
-    """RE# high."""
     rc_ns: int
-    """From RE# falling to RE# falling."""
     rea_ns: int
-    """From RE# falling to data, at most."""
     rhoh_ns: int
-    """Data behind RE# rising."""
     rloh_ns: int
-    """Data behind the next RE# falling; 0: none."""
     cea_ns: int
-    """From CE# falling to data, at most."""
     clr_ns: int
-    """From CLE falling to RE# falling."""
     ar_ns: int
-    """From ALE falling to RE# falling."""
     rr_ns: int
-    """From ready to RE# falling."""
     rhw_ns: int
-    """From RE# rising to WE# falling."""
     whr_ns: int
-    """From WE# rising of a status command to RE# falling."""
     adl_ns: int
-    """From WE# rising of the last address to WE# rising of the first data."""
     ccs_ns: int
-    """From WE# rising of E0h to RE# falling."""
     wb_ns: int
-    """From WE# rising to busy, at most."""
 
 
 SDR_MODES = {

@@ -3,7 +3,7 @@
 import pytest
 
 from nearflash.abi.attention import codeword
-from nearflash.abi.attention.codeword import PageKind, PageTag, scramble_seed
+from nearflash.abi.attention.codeword import PageKind, PageTag, scramble_byte, scramble_seed
 
 
 def test_sizes_add_up():
@@ -79,3 +79,18 @@ def test_seeds_of_neighbours_differ_and_are_never_zero():
     seeds = {scramble_seed(row, lun, place) for row in range(256) for lun in (0,) for place in range(32)}
     assert len(seeds) == 256 * 32
     assert all(1 << 19 <= scramble_seed(row, lun, 31) < 1 << 20 for row in (0, 0x3FFF, 0xFFFFFF) for lun in range(16))
+
+
+@pytest.mark.parametrize(("row", "lun", "place", "column"), [(0, 0, 0, 0), (0xDEAD, 3, 7, 232), (1 << 23, 0, 31, 551)])
+def test_bytes_of_the_scrambling_are_those_of_a_register(row, lun, place, column):
+    state, bits = scramble_seed(row, lun, place), []
+    for _ in range(codeword.SCRAMBLE_SKIP + 8 * codeword.RAW_BYTES):
+        bits.append(state & 1)
+        state <<= 1
+        state ^= (state >> 20) * codeword.SCRAMBLE_POLYNOMIAL
+    first = codeword.SCRAMBLE_SKIP + 8 * column
+    assert scramble_byte(row, lun, place, column) == sum(bit << at for at, bit in enumerate(bits[first : first + 8]))
+
+
+def test_bytes_of_neighbouring_pages_differ():
+    assert len({scramble_byte(row, lun, 7, 232) for row in range(64) for lun in range(4)}) > 16

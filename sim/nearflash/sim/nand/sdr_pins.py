@@ -117,7 +117,7 @@ class SdrNand:
             self._fail("CLE and ALE must not be high together")
         self._at["we rise"] = self._now
         assert pins.dq is not None, "checked"
-        for number, lun in self._selected(pins):
+        for number, lun in self._find_selected(pins):
             if pins.cle:
                 self._command(number, lun, pins.dq)
             elif pins.ale:
@@ -134,7 +134,7 @@ class SdrNand:
             self._need(symbol, since, time_ns)
         if pins.dq is not None:
             self._fail("DQ must not be driven where RE# falls")
-        for _, lun in self._selected(pins):
+        for _, lun in self._find_selected(pins):
             if not lun.status and self._now < lun.ready_at + timing.rr_ns:
                 self._fail("tRR must pass after ready")
             self._former, self._byte = self._byte, self._next_byte(lun)
@@ -157,7 +157,7 @@ class SdrNand:
         lun.column += 1
         return lun.register[lun.column - 1]
 
-    def _selected(self, pins: Pins) -> list[tuple[int, _Lun]]:
+    def _find_selected(self, pins: Pins) -> list[tuple[int, _Lun]]:
         found = [(number, lun) for number, lun in enumerate(self.luns) if not pins.ce_n >> number & 1]
         if len(found) != 1:
             self._fail(f"CE# of one LUN must be low, not of {len(found)}")

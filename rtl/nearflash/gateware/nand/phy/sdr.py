@@ -20,7 +20,7 @@ Source: ONFI 4.2, "SDR Timing Parameters"; cells: amaranth.lib.io (7 series: IOB
 
 from dataclasses import dataclass
 
-from amaranth import Cat, Module, Signal
+from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import io, wiring
 from amaranth.lib.wiring import In
 
@@ -112,88 +112,98 @@ class SdrPhy(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Pads, what is read, then one bus cycle after the other."""
         m = Module()
-        buffers = {name: io.FFBuffer("o", getattr(self.pads, name)) for name in ("cle", "ale", "we_n", "re_n", "ce_n")}
-        for name, buffer in buffers.items():
-            m.submodules[name] = buffer
-        m.submodules.dq = dq = io.FFBuffer("io", self.pads.dq)
-        cycle, valid = self.link.cycles.payload, self.link.cycles.valid
-        writes, low, strobes = Signal(), Signal(), Signal()  # WE# low or just high; low; RE# low
-        falls, byte, beat = Signal(), Signal(range(_BEAT_BYTES)), Signal(BEATS_BITS)
+        bus = _Bus(range(max(vars(self.clocks).values()) + 1))
         lun, is_open = Signal(8), Signal()
-        data = cycle.kind == CycleKind.WRITE
-        m.d.comb += [
-            buffers["cle"].o.eq(writes & (cycle.kind == CycleKind.COMMAND)),
-            buffers["ale"].o.eq(writes & (cycle.kind == CycleKind.ADDRESS)),
-            buffers["we_n"].o.eq(low),
-            buffers["re_n"].o.eq(strobes),
-            buffers["ce_n"].o.eq(Cat(is_open & (lun == number) for number in range(len(self.pads.ce_n)))),
-            dq.oe.eq(writes),
-            dq.o.eq(cycle.byte),
-        ]
-        with m.If(data):
-            m.d.comb += dq.o.eq(self.link.write.payload.word_select(byte, 8))
-        room, drained = self._receive(m, dq.i, falls)
-        left = Signal(range(max(vars(self.clocks).values()) + 1))
-        over = left == 0
-        with m.If(~over):
-            m.d.sync += left.eq(left - 1)
-
-        def begin(state: str, clocks: int) -> None:
-            m.d.sync += left.eq(clocks - 1)
-            m.next = state
-
+        self._connect_pads(m, bus, Cat(is_open & (lun == number) for number in range(len(self.pads.ce_n))))
+        room, drained = self._receive(m, bus.dq, bus.falls)
+        cycle, valid = self.link.cycles.payload, self.link.cycles.valid
+        m.d.comb += bus.over.eq(bus.left == 0)
+        with m.If(~bus.over):
+            m.d.sync += bus.left.eq(bus.left - 1)
         with m.FSM():
             with m.State("IDLE"):
-                m.d.sync += [byte.eq(0), beat.eq(0)]
+                m.d.sync += [bus.byte.eq(0), bus.beat.eq(0)]
                 with m.If(valid & (~is_open | (lun != cycle.lun))):
                     m.d.sync += is_open.eq(0)
                     m.next = "SELECT"
                 with m.Elif(valid & (cycle.kind == CycleKind.READ)):
-                    begin("TURN", self.clocks.turn)
-                with m.Elif(valid & (~data | self.link.write.valid)):
-                    begin("LOW", self.clocks.low)
+                    bus.begin(m, "TURN", self.clocks.turn)
+                with m.Elif(valid & ((cycle.kind != CycleKind.WRITE) | self.link.write.valid)):
+                    bus.begin(m, "LOW", self.clocks.low)
             with m.State("SELECT"):
                 m.d.sync += [is_open.eq(1), lun.eq(cycle.lun)]
-                begin("SETTLE", self.clocks.select)
-            with m.State("SETTLE"), m.If(over):
+                bus.begin(m, "SETTLE", self.clocks.select)
+            with m.State("SETTLE"), m.If(bus.over):
                 m.next = "IDLE"
-            with m.State("LOW"):
-                m.d.comb += [writes.eq(1), low.eq(1)]
-                with m.If(over):
-                    begin("HIGH", self.clocks.high)
-            with m.State("HIGH"):
-                m.d.comb += writes.eq(1)
-                last = byte == _BEAT_BYTES - 1
-                with m.If(over):
-                    m.d.comb += self.link.write.ready.eq(data & last)
-                    m.d.sync += [byte.eq(byte + 1), beat.eq(beat + last)]
-                    m.d.comb += self.link.cycles.ready.eq(~data | (last & (beat == cycle.beats - 1)))
-                    with m.If(self.link.cycles.ready):
-                        m.next = "IDLE"
-                    with m.Elif(last):
-                        m.next = "NEXT"
-                    with m.Else():
-                        begin("LOW", self.clocks.low)
-            with m.State("NEXT"), m.If(self.link.write.valid):
-                begin("LOW", self.clocks.low)
-            with m.State("TURN"), m.If(over & ((byte != 0) | room)):
-                m.d.comb += falls.eq(1)
-                begin("STROBE", self.clocks.strobe)
-            with m.State("STROBE"):
-                m.d.comb += strobes.eq(1)
-                with m.If(over):
-                    m.d.sync += [byte.eq(byte + 1), beat.eq(beat + (byte == _BEAT_BYTES - 1))]
-                    begin("RECOVER", self.clocks.recover)
-            with m.State("RECOVER"), m.If(over):
-                with m.If((byte == 0) & (beat == cycle.beats)):
-                    m.next = "DRAIN"
-                with m.Elif((byte != 0) | room):
-                    m.d.comb += falls.eq(1)
-                    begin("STROBE", self.clocks.strobe)
-            with m.State("DRAIN"), m.If(drained):
-                m.d.comb += self.link.cycles.ready.eq(1)
-                m.next = "IDLE"
+            self._write(m, bus)
+            self._read(m, bus, room, drained)
         return m
+
+    def _connect_pads(self, m: Module, bus: "_Bus", selected: Value) -> None:
+        """Registers in the pads; DQ are the cycle's byte, or one of the beat that is written."""
+        outputs = {name: io.FFBuffer("o", getattr(self.pads, name)) for name in ("cle", "ale", "we_n", "re_n", "ce_n")}
+        for name, buffer in outputs.items():
+            m.submodules[name] = buffer
+        m.submodules.dq = dq = io.FFBuffer("io", self.pads.dq)
+        cycle = self.link.cycles.payload
+        m.d.comb += [
+            outputs["cle"].o.eq(bus.writes & (cycle.kind == CycleKind.COMMAND)),
+            outputs["ale"].o.eq(bus.writes & (cycle.kind == CycleKind.ADDRESS)),
+            outputs["we_n"].o.eq(bus.low),
+            outputs["re_n"].o.eq(bus.strobes),
+            outputs["ce_n"].o.eq(selected),
+            dq.oe.eq(bus.writes),
+            bus.dq.eq(dq.i),
+            dq.o.eq(cycle.byte),
+        ]
+        with m.If(cycle.kind == CycleKind.WRITE):
+            m.d.comb += dq.o.eq(self.link.write.payload.word_select(bus.byte, 8))
+
+    def _write(self, m: Module, bus: "_Bus") -> None:
+        """A pulse of WE# for each byte that goes to the part."""
+        cycle, write = self.link.cycles, self.link.write
+        data, last = cycle.payload.kind == CycleKind.WRITE, bus.byte == _BEAT_BYTES - 1
+        with m.State("LOW"):
+            m.d.comb += [bus.writes.eq(1), bus.low.eq(1)]
+            with m.If(bus.over):
+                bus.begin(m, "HIGH", self.clocks.high)
+        with m.State("HIGH"):
+            m.d.comb += bus.writes.eq(1)
+            with m.If(bus.over):
+                m.d.comb += [
+                    write.ready.eq(data & last),
+                    cycle.ready.eq(~data | (last & (bus.beat == cycle.payload.beats - 1))),
+                ]
+                m.d.sync += [bus.byte.eq(bus.byte + 1), bus.beat.eq(bus.beat + last)]
+                with m.If(cycle.ready):
+                    m.next = "IDLE"
+                with m.Elif(last):
+                    m.next = "NEXT"
+                with m.Else():
+                    bus.begin(m, "LOW", self.clocks.low)
+        with m.State("NEXT"), m.If(write.valid):
+            bus.begin(m, "LOW", self.clocks.low)
+
+    def _read(self, m: Module, bus: "_Bus", room: Value, drained: Value) -> None:
+        """A pulse of RE# for each byte that comes; a beat begins where there is room for it."""
+        goes = (bus.byte != 0) | room
+        with m.State("TURN"), m.If(bus.over & goes):
+            m.d.comb += bus.falls.eq(1)
+            bus.begin(m, "STROBE", self.clocks.strobe)
+        with m.State("STROBE"):
+            m.d.comb += bus.strobes.eq(1)
+            with m.If(bus.over):
+                m.d.sync += [bus.byte.eq(bus.byte + 1), bus.beat.eq(bus.beat + (bus.byte == _BEAT_BYTES - 1))]
+                bus.begin(m, "RECOVER", self.clocks.recover)
+        with m.State("RECOVER"), m.If(bus.over):
+            with m.If((bus.byte == 0) & (bus.beat == self.link.cycles.payload.beats)):
+                m.next = "DRAIN"
+            with m.Elif(goes):
+                m.d.comb += bus.falls.eq(1)
+                bus.begin(m, "STROBE", self.clocks.strobe)
+        with m.State("DRAIN"), m.If(drained):
+            m.d.comb += self.link.cycles.ready.eq(1)
+            m.next = "IDLE"
 
     def _receive(self, m: Module, dq: Signal, falls: Signal) -> tuple[Signal, Signal]:
         """Bytes from the pads to beats: whether there is room for another beat, and whether all were taken."""
@@ -216,3 +226,19 @@ class SdrPhy(wiring.Component):
         room, drained = Signal(), Signal()
         m.d.comb += [room.eq(promised != _QUEUED_BEATS), drained.eq(promised == 0)]
         return room, drained
+
+
+class _Bus:
+    """Signals of the states: where a cycle is, and what the pads do."""
+
+    def __init__(self, clocks: range) -> None:
+        self.writes, self.low, self.strobes = Signal(), Signal(), Signal()  # WE# low or just high; low; RE# low
+        self.falls = Signal()  # RE# is low from the next clock on
+        self.byte, self.beat = Signal(range(_BEAT_BYTES)), Signal(BEATS_BITS)
+        self.left, self.over = Signal(clocks), Signal()
+        self.dq = Signal(8)
+
+    def begin(self, m: Module, state: str, clocks: int) -> None:
+        """Be in a state for so many clocks."""
+        m.d.sync += self.left.eq(clocks - 1)
+        m.next = state
