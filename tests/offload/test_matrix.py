@@ -46,14 +46,20 @@ SPARSE = (
     "--min-tokens",
     "0",
 )
-POLICY = AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=0.5, top_k=1, local_window=2, min_tokens=0)
+KVSWAP = ("--attention", "kvswap", "--top-k", "1", "--local-window", "2", "--min-tokens", "0")
+OPTIONS = {"dense": ("--attention", "dense"), "sparf-page": SPARSE, "kvswap": KVSWAP}
+POLICIES = {
+    "dense": AttentionPolicy(),
+    "sparf-page": AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=0.5, top_k=1, local_window=2, min_tokens=0),
+    "kvswap": AttentionPolicy(AttentionMode.KVSWAP, score_dims=0.125, top_k=1, local_window=2, min_tokens=0),
+}
 PROMPT, NEW, SEQUENCES = 33, 6, 4
 NEW_PAIRS = 3
 
 
 def list_cells():
     """Each with its marks: `make test` has those that bring pairs of values which no earlier one has."""
-    axes = ([*WEIGHTS], [*TIERS], ["fp16", "int4"], [*TIERS, *ENGINES], ["dense", "sparf-page"])
+    axes = ([*WEIGHTS], [*TIERS], ["fp16", "int4"], [*TIERS, *ENGINES], [*POLICIES])
     cells = [cell for cell in itertools.product(*axes) if cell[3] != "verilator" or cell[0] == "dense"]
     seen = set()
     for number in range(len(cells)):
@@ -129,16 +135,15 @@ def expected(folders, rows, plain):
 @torch.no_grad()
 def engine_tokens(model, rows, device, attention):
     attached, found = attach(model), []
-    policy = AttentionPolicy() if attention == "dense" else POLICY
     for at in range(0, len(rows), 2):
         ids = torch.tensor(rows[at : at + 2])
-        shape = kv_shape_of(model.config)
-        with open_engine(shape, policy, tokens=PROMPT + NEW, sequences=2, device=device or "cpu") as engine:
+        shape, options = kv_shape_of(model.config), {"sequences": 2, "device": device or "cpu", "cache_bytes": 1 << 22}
+        with open_engine(shape, POLICIES[attention], tokens=ids.shape[1] + NEW, **options) as engine:
             out = attached.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0,
                 past_key_values=NearflashCache(engine, model.config),
             )  # fmt: skip
-        found += out[:, PROMPT:].tolist()
+        found += out[:, ids.shape[1] :].tolist()
     return found
 
 
@@ -187,12 +192,17 @@ def test_a_cell_runs_or_is_rejected(
         command += ["--path", tmp_path / "a", "--path", tmp_path / "b"]
     else:
         command += ["--kv-device", DEVICES[place]] if place in DEVICES else ["--cache", TIERS[place]]
-    command += SPARSE if attention != "dense" else ["--attention", "dense"]
+    command += OPTIONS[attention]
     by_engine = place in ENGINES or attention != "dense"
     if by_engine and cache == "int4":
         monkeypatch.setattr(OffloadedModel, "__init__", None)  # nothing is loaded
         assert cli.main([str(each) for each in command]) == 2
         assert "cache_bits must be 16 where an attention policy, a path, a device" in capsys.readouterr().err
+        return
+    if place in ENGINES and attention == "kvswap":
+        monkeypatch.setattr(OffloadedModel, "__init__", None)
+        assert cli.main([str(each) for each in command]) == 2
+        assert "attention kvswap must be on device cpu, with one file" in capsys.readouterr().err
         return
     assert cli.main([str(each) for each in command]) == 0
     found = [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()]
@@ -226,6 +236,19 @@ def check_bytes(links, folder, tier, cache, place, attention):
     for name in names:
         slack = blocks.get(name, 0) * 4096 if planned[name] else 0
         assert links.get(name, 0) == pytest.approx(planned[name], rel=0.02, abs=max(slack, 0.02 * planned[name])), name
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_kvswap_chooses_alike_by_a_plan(folders, tmp_path, tier):
+    """Of contexts with whole blocks: the layers' weights come and go, batches take turns, and predict as in memory."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randint(3, 97, (SEQUENCES, 300), generator=generator).tolist()
+    own = OffloadPolicy(2, 2, SHARES[tier], SHARES["disk"], Shares(gpu=1), cpu_attention=True)
+    done = generate(folders("dense"), rows, own, max_new_tokens=NEW, scratch=tmp_path, attention=POLICIES["kvswap"])
+    model = load(AutoModelForCausalLM, folders("dense"))
+    assert done.tokens == engine_tokens(model, rows, None, "kvswap")
+    everything = planned_bytes(folders("dense"), tier, "fp16", "disk", 300, NEW)["cache disk to host"]
+    assert 0 < done.report.link_bytes["cache disk to host"] < everything
 
 
 @pytest.mark.parametrize("cache", ["fp16", "int4"])

@@ -12,6 +12,7 @@ from transformers import StoppingCriteriaList
 from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.cache import NearflashCache
+from nearflash.inference.cache.predicted import check_predictions
 from nearflash.inference.engines.base import Engine, EngineCounters
 from nearflash.inference.progress import Ends, GenerationClock, GenerationProgress, ProgressCallback, TextOut
 from nearflash.inference.prompts import encode_text, pad_left, position_limit, prompt_rows, vocabulary_size
@@ -74,6 +75,8 @@ def generate(
     settings = settings_of(model, tokenizer, Caller.GENERATE, rows, max_new_tokens, options)
     check_seed(seed)
     _check(settings, len(rows), mini_batches, stream)
+    if engine.takes_predictions:
+        check_predictions(model)
     attach(model)
     before = engine.counters + EngineCounters()
     clock = GenerationClock(engine, before, len(rows), mini_batches, settings.max_new_tokens, progress)

@@ -35,6 +35,7 @@ __all__ = [
     "CPU",
     "CUDA",
     "check_gpu",
+    "check_policy",
     "default_layout",
     "drive_profile",
     "flash_geometry",
@@ -91,10 +92,12 @@ def open_engine(
     Unindexed suffixes stay in memory up to `suffix_bytes` (KvStore), unless their pages are in a device's memory.
     With `keep` the sequences in `path` outlast the engine, a crash too: where the file is there it is opened, as large
     as it is, and `lengths` has what it holds (nearflash.storage.kv.open_kept_store).
-    Raises CommandError for NAND where there is none or beside a path, and for lists of unequal lengths; ConfigError for
-    more devices than KV heads; UnsupportedError for heads that need more pages than a window has; what opening raises.
+    Raises CommandError for NAND where there is none or beside a path, for lists of unequal lengths, and for an index of
+    policy kvswap that is larger than `cache_bytes`; ConfigError for more devices than KV heads; UnsupportedError for
+    heads that need more pages than a window has, and as `check_policy` does; what opening raises.
     """
     parts = split_parts(shape.kv_heads, device, num_devices, path, stripe_ratio)
+    check_policy(policy, [name for name, _, _ in parts])
     if keep and (parts[0][1] is None or len(parts) > 1):
         raise CommandError("keep must be False without a path, and with several devices: there sequences are not kept")
     for name, file, _ in parts:
@@ -146,6 +149,15 @@ def split_parts(
     return list(zip(devices, paths, split_heads(kv_heads, ratio), strict=True))
 
 
+def check_policy(policy: AttentionPolicy, devices: Sequence[str]) -> None:
+    """Raise UnsupportedError for a policy that the devices of an engine's parts do not follow."""
+    if policy.mode is AttentionMode.KVSWAP and list(devices) != [CPU]:
+        raise UnsupportedError(
+            "attention kvswap must be on device cpu, with one file, as it chooses by all heads at once from the host's "
+            f"memory, not on {', '.join(devices)}"
+        )
+
+
 def _has_file(device: str) -> bool:
     return device == CPU or is_gpu(device)
 
@@ -173,7 +185,7 @@ def default_layout(
     the last whole block is scored from its KV page groups, so short contexts take short blocks, of wider elements; and
     smaller pages, so that there are groups to choose among. Single tokens are read from the smallest pages.
     """
-    interleaved = policy.mode in (AttentionMode.DENSE, AttentionMode.SPARF_PAGE) or device_page_bytes > 0
+    interleaved = policy.mode is AttentionMode.DENSE or policy.chooses_groups or device_page_bytes > 0
     page_bytes = device_page_bytes or (_page_bytes(profile) if interleaved and profile else PAGE_BYTES_LEAST)
     form = next((form for least, form in _INDEX_FORMATS if tokens >= least), IndexFormat.FP16)
     if policy.mode is AttentionMode.DENSE:
@@ -240,6 +252,8 @@ def _file(
 ) -> Engine:
     """A CpuEngine, or of a device of torch a GpuEngine: their pages are in a file."""
     geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
+    index, groups = _cache_sizes(cache_bytes, policy, shape, layout, tokens, sequences)
+    caches: dict[str, Any] = {"index_cache_bytes": index, "page_cache_bytes": groups}
     options: dict[str, Any] = {"background": True, "suffix_bytes": suffix_bytes}
     name = (gpu or CPU) + ("" if path is None else f" on {path}")
     if path is None:
@@ -249,8 +263,6 @@ def _file(
         store = open_kept_store(path, shape, layout, geometry, backend=queue_backend(path.parent), **options)
     else:
         store = KvStore(FileFlash.create(path, geometry, backend=queue_backend(path.parent)), shape, layout, **options)
-    index, groups = split_cache(cache_bytes, shape, layout, tokens, sequences)
-    caches: dict[str, Any] = {"index_cache_bytes": index, "page_cache_bytes": groups}
     if gpu:
         from nearflash.inference.engines.gpu.engine import GpuEngine
 
@@ -267,6 +279,21 @@ def split_cache(cache_bytes: int, shape: KvShape, layout: KvLayout, tokens: int,
     rows = rows_bytes(layout.index_layout(shape.dim), shape.kv_heads, tokens // layout.block_tokens)
     index = min(cache_bytes, sequences * shape.layers * rows)
     return index, cache_bytes - index
+
+
+def _cache_sizes(
+    cache_bytes: int, policy: AttentionPolicy, shape: KvShape, layout: KvLayout, tokens: int, sequences: int
+) -> tuple[int, int]:
+    """`split_cache` by the policy: kvswap's index is in memory whole. Raises CommandError where it does not fit."""
+    if policy.mode is not AttentionMode.KVSWAP:
+        return split_cache(cache_bytes, shape, layout, tokens, sequences)
+    from nearflash.inference.engines.paged.compact_index import compact_bytes
+
+    rank = shape.kv_heads * policy.resolve(tokens, shape.dim, layout).score_dims
+    index = sequences * compact_bytes(shape, rank, tokens)
+    if index > cache_bytes:
+        raise CommandError(f"cache_bytes must be {index} at least, for the index of policy kvswap, not {cache_bytes}")
+    return 0, cache_bytes - index
 
 
 def _device(

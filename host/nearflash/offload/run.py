@@ -11,6 +11,7 @@ from transformers import StoppingCriteria
 
 from nearflash.inference import AttentionPolicy, NearflashCache
 from nearflash.inference.cache.attention import attach
+from nearflash.inference.cache.predicted import check_predictions
 from nearflash.inference.engines.base import Engine
 from nearflash.inference.progress import Ends
 from nearflash.inference.prompts import pad_left
@@ -113,6 +114,8 @@ class OffloadRun:
         with engines, silent_transformers():
             if engines.tiers(max(len(shape.batches) for shape in shapes)):
                 attach(context.model)
+            if (first := engines.of(0, len(shapes[0].batches))) is not None and first.takes_predictions:
+                check_predictions(context.model)
             memory = Block(
                 context.model.config, context.model.dtype, context.policy, shapes, link=context.link,
                 ledger=context.ledger, scratch=context.scratch, owns=context.stage.owns,

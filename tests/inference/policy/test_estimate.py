@@ -36,6 +36,8 @@ def test_fractions_of_what_policies_read():
     assert read_fraction(EIGHTH, SHAPE, LAYOUT, TOKENS) == 1 / 8
     single = AttentionPolicy(AttentionMode.SPARF, score_dims=16, top_k=1 / 16, local_window=16)
     assert read_fraction(single, SHAPE, LAYOUT, TOKENS) == pytest.approx(1 - (15 / 16) ** 16)
+    swapped = AttentionPolicy("kvswap", score_dims=8, top_k=1 / 8, local_window=16)
+    assert read_fraction(swapped, SHAPE, LAYOUT, TOKENS) == (1 + 3 / 8) / 4  # the first of four layers reads all
     mixed = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=1 / 8, local_window=16, overrides={1: AttentionPolicy()})
     assert read_fraction(mixed, SHAPE, LAYOUT, TOKENS) == pytest.approx((3 / 8 + 1) / 4)
 

@@ -36,6 +36,7 @@ def make_layout(group_tokens=16, interleaved=False, block_tokens=256, index_form
         (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 128, ResolvedPolicy(16, 7, 1, 0)),
         (dict(mode="sparf-page", top_k=1, local_window=1, min_tokens=100), 60, ResolvedPolicy(16, 4, 1, 0)),
         # a suffix of 200 tokens: 13 entries, and 5 of the others; then none; then nothing but a suffix
+        (dict(mode="kvswap", top_k=5), 712, ResolvedPolicy(16, 18, 200, 0)),
         (dict(mode="sparf-page", top_k=5, keep_tail=True), 712, ResolvedPolicy(16, 18, 200, 0)),
         (dict(mode="sparf-page", top_k=5, keep_tail=True), 768, ResolvedPolicy(16, 5, 64, 0)),
         (dict(mode="sparf-page", top_k=0.25, keep_tail=True), 250, ResolvedPolicy(16, 16, 250, 0)),
@@ -78,10 +79,15 @@ def test_overrides_for_a_head_go_before_those_for_its_layer():
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [
-        (dict(mode="quest"), "mode must be one of dense, sparq, sparf, sparf-page, not 'quest'"),
+        (dict(mode="quest"), "mode must be one of dense, sparq, sparf, sparf-page, kvswap, not 'quest'"),
         (dict(score_dims=0), "score_dims must be a count from 1 or a fraction above 0, up to 1.0, not 0"),
         (dict(top_k=1.5), "top_k must be a count from 1 or a fraction above 0, up to 1.0, not 1.5"),
         (dict(mode="sparf", top_p=1.0), "top_p must be 0, or below 1 and with by_probability, not 1.0"),
+        (dict(mode="kvswap", top_p=0.5), "top_p must be 0, or below 1 and with by_probability"),
+        (
+            dict(mode="kvswap", overrides={1: AttentionPolicy()}),
+            "overrides must be policies without overrides, and",
+        ),
         (dict(mode="sparf", top_p=0.5, by_probability=False), "top_p must be 0, or below 1 and with by_probability"),
         (dict(min_tokens=-1), "min_tokens must be a count, or 0, not -1"),
         (dict(local_window=0), "local_window must be a count from 1, not 0"),

@@ -1,14 +1,9 @@
-"""KVSwap's choice of tokens (arXiv 2511.11907), to compare with: groups read by predicted scores in a few dims.
+"""KVSwap's choice of tokens, to compare with: the rule of nearflash.inference.sparse.kvswap as its authors set it.
 
-    K of all KV heads of a token (H·d) ── A (H·d, r), fixed ──► index in memory, r values a token
-    predicted queries (nearflash.inference.calibration.predicted) ── A ──► scores, the mean over all heads
-    ──► the largest of a group's G tokens ──► the groups with the largest, the same for all heads, read from the drive
-
-A is of each layer the first r left singular vectors of K (after rotation, all heads of a token as one vector) of other
-texts. Tokens behind the last whole group are in memory (the rolling buffer), as the index is. The first layer has no
-layer before it and reads all. r, G and the mean over heads are those of the authors' published settings: H·d / r = 8,
-G = 4 for NVMe drives. Not modelled: the reuse buffer, which keeps groups of the last steps in memory, so that bytes of
-flash are those without it; A is found on the texts that the caller has, the authors' is found on 20 of C4.
+r, G and the mean over heads are those of the authors' published settings: H·d / r = 8, G = 4 for NVMe drives. Tokens
+behind the last whole group are in memory (the rolling buffer), as the index is. Not modelled: the reuse buffer, which
+keeps groups of the last steps in memory, so that bytes of flash are those without it; A is found on the texts that the
+caller has, the authors' is found on 20 of C4.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +17,13 @@ from nearflash.bench.inference.settings import Setting
 from nearflash.inference.cache.decoder import flash_layers
 from nearflash.inference.calibration.window import FlashUse, HeadWindow
 from nearflash.inference.sparse.attention import attend_chosen
-from nearflash.inference.sparse.selection import choose
+from nearflash.inference.sparse.kvswap import (
+    choose_groups,
+    find_projection,
+    reduce_queries,
+    score_groups,
+    token_rows,
+)
 
 __all__ = ["GROUP_TOKENS", "find_projections", "kvswap", "select_groups"]
 
@@ -38,19 +39,10 @@ def find_projections(model: Any, texts: Iterable[Tensor], rank: int | None = Non
         cache = DynamicCache(config=model.config)
         model(ids[None], past_key_values=cache, logits_to_keep=1)
         for place, number in enumerate(flash_layers(model.config)):
-            rows = _token_rows(cache.layers[number].keys[0]).double()
+            rows = token_rows(cache.layers[number].keys[0]).double()
             grams[place] = grams.get(place, 0) + rows.T @ rows
-    return {place: _largest(gram, rank or max(len(gram) // _COMPRESSION, 1)) for place, gram in grams.items()}
-
-
-def _token_rows(keys: Tensor) -> Tensor:
-    """K (H, S, d) as a row of all heads for each token, (S, H·d)."""
-    return keys.transpose(0, 1).flatten(1)
-
-
-def _largest(gram: Tensor, rank: int) -> Tensor:
-    """Eigenvectors of the largest eigenvalues, (n, rank): the left singular vectors of K's transpose."""
-    return torch.linalg.eigh(gram).eigenvectors[:, -rank:].float()
+    ranks = {place: rank or max(len(gram) // _COMPRESSION, 1) for place, gram in grams.items()}
+    return {place: find_projection(gram, ranks[place]) for place, gram in grams.items()}
 
 
 def select_groups(given: HeadWindow, projection: Tensor, count: Tensor) -> Tensor:
@@ -63,14 +55,9 @@ def select_groups(given: HeadWindow, projection: Tensor, count: Tensor) -> Tenso
     if given.predicted is None:
         return position < seen
     groups = (given.tokens - 1) // GROUP_TOKENS
-    heads, dim = len(given.keys), given.keys.shape[-1]
-    queries = given.predicted.unflatten(0, (heads, -1)).mean(dim=1)  # (H, P, d)
-    reduced = torch.einsum("hpd,hdr->pr", queries, projection.view(heads, dim, -1))
-    scores = reduced @ (_token_rows(given.keys) @ projection).T
-    padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % GROUP_TOKENS), value=-torch.inf)
-    best = padded.unflatten(1, (-1, GROUP_TOKENS)).amax(dim=-1)
-    best = best.masked_fill(torch.arange(best.shape[1]) >= groups.unsqueeze(-1), -torch.inf)
-    chosen = choose(best, torch.minimum(count // GROUP_TOKENS, groups)).repeat_interleave(GROUP_TOKENS, dim=-1)
+    reduced = reduce_queries(given.predicted, projection, len(given.keys))
+    scores = score_groups(reduced, token_rows(given.keys) @ projection, GROUP_TOKENS)
+    chosen = choose_groups(scores, groups, count // GROUP_TOKENS).repeat_interleave(GROUP_TOKENS, dim=-1)
     return chosen[:, : len(position)] | ((position >= groups.unsqueeze(-1) * GROUP_TOKENS) & (position < seen))
 
 

@@ -16,6 +16,7 @@ from transformers.masking_utils import sdpa_mask
 from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.decoder import check_decoder
 from nearflash.inference.cache.guard import guard
+from nearflash.inference.cache.predicted import RECORD, predict_for_engines
 
 __all__ = ["NAME", "attach", "near_storage_attention"]
 
@@ -41,6 +42,8 @@ def near_storage_attention(
     that join the softmax and have no value, attention sinks (gpt-oss). Raises UnsupportedError for attention that is
     more than that over all tokens before, and what the cache and its engine raise.
     """
+    if (record := kwargs.pop(RECORD, None)) is not None:
+        record(query)
     tokens = getattr(key, "near_storage", None)
     if tokens is not None:
         _check_flash_layer(module, kwargs)
@@ -62,6 +65,7 @@ def attach(model: Any) -> Any:
         raise UnsupportedError("model must be attached before torch.compile, and called uncompiled with KV on flash")
     check_decoder(model)
     model.set_attn_implementation(NAME)
+    predict_for_engines(model)
     return guard(model)
 
 

@@ -37,6 +37,26 @@ class StoredBatch:
         self._mask: torch.Tensor | None = None
         self._call = Columns(None)
         """Of the last call: its mask, and its columns by that."""
+        self._states: tuple[int, torch.Tensor] | None = None
+        """The layer, of the model's, that attended last, and the hidden states that it attended with."""
+
+    @property
+    def takes_predictions(self) -> bool:
+        """Whether `predict` gives the engine what it attends by."""
+        return self.engine.takes_predictions
+
+    def exchange_states(self, number: int, states: torch.Tensor) -> torch.Tensor | None:
+        """Keep the layer's; return those (batch, t, hidden) that the layer before it attended with in this call."""
+        before, self._states = self._states, (number, states.detach())
+        return before[1] if before is not None and before[0] == number - 1 else None
+
+    def predict(self, number: int, queries: torch.Tensor) -> None:
+        """Give the engine queries (batch, heads, 1, d) of the model's layer `number`, where it is on flash."""
+        place = getattr(self.layers[number], "place", None)
+        if place is not None and self.sequences:
+            batch, _, _, dim = queries.shape
+            q = queries.detach().float().cpu().reshape(batch, self.engine.kv_heads, -1, dim).numpy()
+            self.engine.predict(place, self.sequences, q)
 
     @property
     def lengths(self) -> list[int]:

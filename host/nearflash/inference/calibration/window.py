@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.attention import near_storage_attention
 from nearflash.inference.cache.decoder import flash_layers
-from nearflash.inference.calibration.predicted import RECORD, predict_queries
+from nearflash.inference.cache.predicted import RECORD, predict_queries
 
 __all__ = ["NAME", "Attend", "FlashUse", "HeadWindow", "Prefix"]
 

@@ -126,6 +126,18 @@ class Engine(ABC):
         raise UnsupportedError(f"engine must be one that takes tensors, not {self.name}")
 
     @property
+    def takes_predictions(self) -> bool:
+        """Whether it has `predict`, and attends by what that was given."""
+        return False
+
+    def predict(self, layer: int, sequences: Sequence[int], q: NDArray[np.float32]) -> None:
+        """Take q (len(sequences), kv_heads, g, d) of the next `attend` of a layer, as the layer before predicts it.
+
+        What that call will read may be chosen, and its reads begun. Raises UnsupportedError without it.
+        """
+        raise UnsupportedError(f"engine must be one that takes predictions, not {self.name}")
+
+    @property
     def takes_masks(self) -> bool:
         """Whether it has `attend_masked`."""
         return False

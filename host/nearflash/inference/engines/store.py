@@ -37,12 +37,14 @@ class StoreEngine(Engine):
     def free(self, sequence: int) -> None:
         """See Engine.free."""
         with self._lock:
+            self._settle()
             self._forget(sequence)
             self.store.free(sequence)
 
     def fork(self, sequence: int) -> int:
         """See Engine.fork."""
         with self._lock:
+            self._settle()
             other = self.store.fork(sequence)
             self._share(sequence, other)
             return other
@@ -50,12 +52,14 @@ class StoreEngine(Engine):
     def crop(self, sequence: int, length: int) -> None:
         """See Engine.crop."""
         with self._lock:
+            self._settle()
             self.store.crop(sequence, length)
             self._truncate(sequence, length)
 
     def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
         """See Engine.append."""
         with self._lock, self._counters.time_phase("append"):
+            self._settle()
             self.store.append(sequence, layer, k, v)
 
     @property
@@ -83,6 +87,7 @@ class StoreEngine(Engine):
         """See Engine.flush."""
         with self._lock:
             if self.store.is_kept:
+                self._settle()
                 self.store.flush()
 
     @property
@@ -93,6 +98,9 @@ class StoreEngine(Engine):
     def close(self) -> None:
         """See Engine.close."""
         self.store.close()
+
+    def _settle(self) -> None:
+        """End reads that were begun ahead: page numbers hold only until the store changes."""
 
     def _forget(self, sequence: int) -> None:
         """Drop what is kept of a sequence beside the store."""

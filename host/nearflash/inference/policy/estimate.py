@@ -23,7 +23,10 @@ def index_bytes(shape: KvShape, layout: KvLayout, tokens: int) -> int:
 def read_fraction(policy: AttentionPolicy, shape: KvShape, layout: KvLayout, tokens: int) -> float:
     """The share of the bytes of K and V of so many tokens that one more token asks for at most; without the index."""
     heads = [policy.at(layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads)]
-    return sum(_head_fraction(policy_of_head, shape.dim, layout, tokens) for policy_of_head in heads) / len(heads)
+    chosen = sum(_head_fraction(policy_of_head, shape.dim, layout, tokens) for policy_of_head in heads) / len(heads)
+    if policy.mode is AttentionMode.KVSWAP:  # the first layer has none before it that predicts
+        chosen += (1 - chosen) / shape.layers
+    return chosen
 
 
 def read_seconds(size_bytes: float, profile: DriveProfile, page_bytes: int | None = None) -> float:
@@ -37,5 +40,4 @@ def _head_fraction(policy: AttentionPolicy, dim: int, layout: KvLayout, tokens: 
     if policy.mode is AttentionMode.DENSE:
         return 1.0
     share = min(policy.resolve(tokens, dim, layout).top_k * policy.entry_tokens(layout) / tokens, 1.0)
-    missed: float = 0.0 if policy.mode is AttentionMode.SPARF_PAGE else (1 - share) ** layout.group_tokens
-    return share if policy.mode is AttentionMode.SPARF_PAGE else 1 - missed
+    return share if policy.chooses_groups else 1 - float((1 - share) ** layout.group_tokens)

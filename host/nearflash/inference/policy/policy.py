@@ -29,6 +29,8 @@ class AttentionMode(StrEnum):
     """The same tokens, read from pages and filtered (InstInfer)."""
     SPARF_PAGE = "sparf-page"
     """Whole KV page groups by approximate scores."""
+    KVSWAP = "kvswap"
+    """Whole KV page groups, the same for all heads, by queries that the layer before predicts (KVSwap)."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class AttentionPolicy:
 
     mode: AttentionMode = AttentionMode.DENSE
     score_dims: int | float = 0.25
-    """r, of the approximate score."""
+    """r, of the approximate score; in `kvswap` the values of its index for each token and KV head."""
     top_k: int | float = 0.125
-    """k, of tokens (of KV page groups in `sparf-page`); with `top_p`, the most that are taken."""
+    """k, of tokens (of KV page groups in `sparf-page` and `kvswap`); with `top_p`, the most that are taken."""
     top_p: float = 0.0
     """tau: take entries until their approximate probabilities reach this share; 0: take `top_k` of them."""
     local_window: int = 64
@@ -68,7 +70,10 @@ class AttentionPolicy:
     min_tokens: int = 0
     """`top_k` is never less than this many tokens: what is short is attended to in full."""
     keep_tail: bool = False
-    """Take all tokens after the last whole index block, too, beside `top_k`: KvStore has them in memory."""
+    """Take all tokens after the last whole index block, too, beside `top_k`: KvStore has them in memory.
+
+    `kvswap` always does.
+    """
 
     def __post_init__(self) -> None:
         try:
@@ -76,14 +81,18 @@ class AttentionPolicy:
         except ValueError:
             names = ", ".join(AttentionMode)
             raise CommandError(f"mode must be one of {names}, not {self.mode!r}") from None
-        by_mass = self.by_probability and self.mode is not AttentionMode.DENSE
+        by_mass = self.by_probability and self.mode not in (AttentionMode.DENSE, AttentionMode.KVSWAP)
+        alike = not any(AttentionMode.KVSWAP in (self.mode, other.mode) for other in self.overrides.values())
         rules = {
             "score_dims": (_is_amount(self.score_dims), "a count from 1 or a fraction above 0, up to 1.0"),
             "top_k": (_is_amount(self.top_k), "a count from 1 or a fraction above 0, up to 1.0"),
             "top_p": (self.top_p == 0 or (0 < self.top_p < 1 and by_mass), "0, or below 1 and with by_probability"),
             "local_window": (_is_count(self.local_window), "a count from 1"),
             "min_tokens": (self.min_tokens == 0 or _is_count(self.min_tokens), "a count, or 0"),
-            "overrides": (not any(o.overrides for o in self.overrides.values()), "policies without overrides"),
+            "overrides": (
+                alike and not any(o.overrides for o in self.overrides.values()),
+                "policies without overrides, and none with kvswap, which chooses for all heads alike",
+            ),
         }
         for name, (holds, rule) in rules.items():
             if not holds:
@@ -94,8 +103,13 @@ class AttentionPolicy:
         return self.overrides.get((layer, head)) or self.overrides.get(layer) or self
 
     def entry_tokens(self, layout: KvLayout) -> int:
-        """Tokens that one entry of the selection can hold: n in `sparf-page`, else 1."""
-        return layout.group_tokens if self.mode is AttentionMode.SPARF_PAGE else 1
+        """Tokens that one entry of the selection can hold: n where whole groups are chosen, else 1."""
+        return layout.group_tokens if self.chooses_groups else 1
+
+    @property
+    def chooses_groups(self) -> bool:
+        """Whether whole KV page groups are chosen."""
+        return self.mode in (AttentionMode.SPARF_PAGE, AttentionMode.KVSWAP)
 
     def resolve(self, tokens: int, dim: int, layout: KvLayout) -> ResolvedPolicy:
         """Resolve this policy for S = `tokens`, without overrides. Raises CommandError for score_dims > dim."""
@@ -107,7 +121,8 @@ class AttentionPolicy:
         if score_dims > dim:
             raise CommandError(f"score_dims must be at most {dim}, the head dimension, not {score_dims!r}")
         entry = self.entry_tokens(layout)
-        suffix = tokens % layout.block_tokens if self.keep_tail else 0
+        keeps_tail = self.keep_tail or self.mode is AttentionMode.KVSWAP
+        suffix = tokens % layout.block_tokens if keeps_tail else 0
         entries, beside = -(-tokens // entry), -(-suffix // entry)
         local_window = max(min(self.local_window, tokens), suffix)
         window = entries - (tokens - local_window) // entry

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nearflash.abi.attention.fixed_point import LOG2E
 from nearflash.abi.attention.pages import IndexFormat
-from nearflash.abi.errors import ShapeError
+from nearflash.abi.errors import CommandError, ShapeError
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.sparse.index import index_keys
 from nearflash.inference.sparse.selection import choose, logit_scales, top_dims
@@ -86,9 +86,14 @@ def sparse_attention(
 
 
 def scan_of(policy: AttentionPolicy, dim: int, layout: KvLayout) -> Scan | None:
-    """How `policy` (without its overrides) chooses; None: it is dense. Raises CommandError for score_dims above dim."""
+    """How `policy` (without its overrides) chooses; None: it is dense.
+
+    Raises CommandError for score_dims above dim, and for kvswap, which chooses by predicted queries (kvswap.py).
+    """
     if policy.mode is AttentionMode.DENSE:
         return None
+    if policy.mode is AttentionMode.KVSWAP:
+        raise CommandError("mode must be one that chooses by q itself, not kvswap: it needs the layer before")
     resolved = policy.resolve(1, dim, layout)
     return Scan(
         resolved.score_dims, policy.local_window, resolved.top_p, policy.by_probability,

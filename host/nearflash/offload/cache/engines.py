@@ -94,11 +94,12 @@ def engine_read_fraction(
     attention: AttentionPolicy, shape: KvShape, tokens: int, layout: KvLayout | None = None
 ) -> float:
     """Bytes that a step of decode reads at most, of those of all K and V of so many tokens: what is chosen, and the
-    index."""
+    index, but for kvswap's, which is in memory."""
     if attention.mode is AttentionMode.DENSE and not attention.overrides:
         return 1.0
     layout = layout or default_layout(shape.dim, attention, tokens)
-    index = index_bytes(shape, layout, tokens) / (tokens * shape.token_bytes)
+    on_disk = attention.mode is not AttentionMode.KVSWAP
+    index = on_disk * index_bytes(shape, layout, tokens) / (tokens * shape.token_bytes)
     return min(1.0, read_fraction(attention, shape, layout, tokens) + index)
 
 

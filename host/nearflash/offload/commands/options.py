@@ -30,6 +30,8 @@ _SHARES = {"weights": "disk=1", "cache": "host=1", "activations": "gpu=1"}
 """Of a plan by hand, with their defaults."""
 _BY_HAND = ("batch_size", "num_batches", "weight_bits", "cache_bits")
 _MIN_TOKENS = 256
+_DEFAULTS = {AttentionMode.KVSWAP: {"score_dims": 0.125}}
+"""By mode, in place of AttentionPolicy's: an index of an eighth of K, as its authors set it."""
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 """Binary units, as shifts."""
 
@@ -94,12 +96,14 @@ def _add_attention(group: Any) -> None:
                        "belongs to the model, else by a setting that suits most, short contexts in full.")  # fmt: skip
     group.add_argument("--attention", choices=[*AttentionMode],
                        help="In place of a policy file: read all tokens (dense), or those with the largest approximate "
-                       "scores: single tokens (sparq, sparf), or KV page groups (sparf-page).")  # fmt: skip
+                       "scores: single tokens (sparq, sparf), KV page groups (sparf-page), or those that the layer "
+                       "before predicts, the same for all heads (kvswap).")  # fmt: skip
     for name, kind, default, meaning in (
         ("score-dims", _amount, policy.score_dims,
-         "Score tokens by this many embedding dimensions: a count, or a fraction of the head dimension"),
+         "Score tokens by this many embedding dimensions (kvswap: values of its index for each head): a count, or a "
+         "fraction of the head dimension"),
         ("top-k", _amount, policy.top_k,
-         "Read at most this many tokens, or KV page groups in sparf-page: a count, or a fraction of all"),
+         "Read at most this many tokens, or KV page groups in sparf-page and kvswap: a count, or a fraction of all"),
         ("top-p", float, policy.top_p,
          "Read tokens until their share of the attention reaches this probability; 0: read --top-k of them"),
         ("local-window", non_negative, policy.local_window, "Always read this many of the last tokens"),
@@ -256,7 +260,8 @@ def policy_by_hand(arguments: argparse.Namespace) -> AttentionPolicy | None:
         return None
     if arguments.policy is not None:
         raise CommandError("policy must be left out where attention is given: it says all that attention would")
-    return AttentionPolicy(arguments.attention, **({"min_tokens": _MIN_TOKENS} | given))
+    defaults = {"min_tokens": _MIN_TOKENS} | _DEFAULTS.get(arguments.attention, {})
+    return AttentionPolicy(arguments.attention, **(defaults | given))
 
 
 def plan_by_hand(arguments: argparse.Namespace) -> OffloadPolicy | None:

@@ -26,7 +26,7 @@ from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.prompts import encode_text, position_limit, prompt_rows, vocabulary_size
 from nearflash.inference.session import Session
 from nearflash.inference.settings import Caller, GenerationSettings, generation_settings
-from nearflash.inference.setup import CPU, check_gpu, drive_profile, is_gpu, open_engine, split_parts
+from nearflash.inference.setup import CPU, check_gpu, check_policy, drive_profile, is_gpu, open_engine, split_parts
 from nearflash.offload.cache.block import BatchShape, BlockShape
 from nearflash.offload.cache.engines import BlockEngines, KvPlaces, check_engines, engine_read_fraction
 from nearflash.offload.commands.options import Computing, plan_by_hand
@@ -333,8 +333,10 @@ def _check_places(
             raise CommandError("cache_bits must be 16 with session, whose file has K and V in fp16, not 4")
         return
     if check_engines(policy, attention, places, always=one_call):
-        split_parts(kv_shape_of(config).kv_heads, places.devices or CPU, places.num_devices, places.paths or None,
-                    places.stripe_ratio)  # fmt: skip
+        parts = split_parts(kv_shape_of(config).kv_heads, places.devices or CPU, places.num_devices,
+                            places.paths or None, places.stripe_ratio)  # fmt: skip
+        if attention is not None:
+            check_policy(attention, [device for device, _, _ in parts])
 
 
 def _plan(

@@ -22,6 +22,8 @@ from torch import Tensor
 from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.engines.cpu.heads import Heads, dims_by_size
 from nearflash.inference.engines.cpu.kernels import attend_memory, load_loops
+from nearflash.inference.engines.cpu.predicted_heads import PredictedHeads
+from nearflash.inference.engines.paged.compact_index import CompactIndex
 from nearflash.inference.engines.paged.engine import PagedEngine
 from nearflash.inference.engines.paged.index_rows import IndexCache
 from nearflash.inference.engines.paged.page_cache import PageCache
@@ -66,6 +68,10 @@ class CpuEngine(PagedEngine):
         """Reads index pages, in the order in which they are asked for: what it read is kept for the next one."""
         self._workers = ThreadPoolExecutor(max(_THREADS - 1, 1), "kv-attend")
         self._tails: dict[int, bool] = {}
+        self._compact = CompactIndex(store.layout.block_tokens)
+        """Of policy kvswap, whatever `index_cache_bytes`."""
+        self._predicted: dict[tuple[int, int], F32] = {}
+        """q (H, g, d) of a coming call, by layer and sequence."""
 
     def attend(
         self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
@@ -73,6 +79,7 @@ class CpuEngine(PagedEngine):
     ) -> NDArray[np.float32]:  # fmt: skip
         """See Engine.attend."""
         out = np.empty(q.shape, np.float32)
+        predicted = [self._predicted.pop((layer, number), None) for number in sequences]
         form = AttentionForm(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sinks)
         with self._call(layer, sequences):
             if q.ndim == 5:
@@ -84,14 +91,29 @@ class CpuEngine(PagedEngine):
                 row for row, number in enumerate(sequences)
                 if not self._attend_memory(layer, number, q[row], form, out[row])
             ]  # fmt: skip
-            if rows:
+            if rows and self.takes_predictions:
+                self._attend_parts(
+                    [self._part_of_all_heads(layer, sequences, row, q, predicted[row]) for row in rows], form, out
+                )
+            elif rows:
                 self._attend_parts(self._parts(layer, sequences, rows, q), form, out)
         return out
 
     @property
+    def takes_predictions(self) -> bool:
+        """See Engine.takes_predictions."""
+        return self.policy.mode is AttentionMode.KVSWAP
+
+    def predict(self, layer: int, sequences: Sequence[int], q: NDArray[np.float32]) -> None:
+        """See Engine.predict."""
+        if not self.takes_predictions:
+            super().predict(layer, sequences, q)
+        self._predicted.update({(layer, number): own for number, own in zip(sequences, q, strict=True)})
+
+    @property
     def cache_bytes(self) -> int:
         """Memory that the index and KV page groups take."""
-        return self._index.size_bytes + self._pages.size_bytes
+        return self._index.size_bytes + self._pages.size_bytes + self._compact.size_bytes
 
     @property
     def counters(self) -> EngineCounters:
@@ -106,13 +128,17 @@ class CpuEngine(PagedEngine):
 
     def _share(self, sequence: int, other: int) -> None:
         self._index.share(sequence, other)
+        self._compact.share(sequence, other)
 
     def _truncate(self, sequence: int, length: int) -> None:
-        self._index.truncate(sequence, length // self.store.layout.block_tokens)
+        for index in (self._index, self._compact):
+            index.truncate(sequence, length // self.store.layout.block_tokens)
         super()._truncate(sequence, length)
 
     def _forget(self, sequence: int) -> None:
         self._index.drop(sequence)
+        self._compact.drop(sequence)
+        self._predicted = {key: q for key, q in self._predicted.items() if key[1] != sequence}
         super()._forget(sequence)
 
     def _gather(self, groups: Groups) -> Tensor:
@@ -155,8 +181,19 @@ class CpuEngine(PagedEngine):
         """Whether all heads of a layer take all tokens after the last whole index block."""
         if layer not in self._tails:
             policies = [self._policy_at(layer, head) for head in range(self.kv_heads)]
-            self._tails[layer] = all(one.mode is AttentionMode.DENSE or one.keep_tail for one in policies)
+            tails = (AttentionMode.DENSE, AttentionMode.KVSWAP)
+            self._tails[layer] = all(one.mode in tails or one.keep_tail for one in policies)
         return self._tails[layer]
+
+    def _part_of_all_heads(
+        self, layer: int, sequences: Sequence[int], row: int, q: NDArray[np.float16], predicted: F32 | None
+    ) -> Heads:
+        """All heads of one sequence, by policy kvswap."""
+        reads = SequenceReads(
+            self.store, self.store.layer(sequences[row], layer), list(range(self.kv_heads)), self._read
+        )
+        wide = q[row].astype(np.float32)
+        return PredictedHeads(row, reads, wide, predicted, self.policy, self.store.layout, self._compact)
 
     def _parts(self, layer: int, sequences: Sequence[int], rows: list[int], q: NDArray[np.float16]) -> list[Heads]:
         """The heads of sequences by the policy that they follow; what their scores need is asked for."""

@@ -109,13 +109,19 @@ class SequenceReads:
 
     def suffix(self) -> F16:
         """K (heads, t, d) of the tokens after the whole blocks."""
-        suffix, groups = self.stored.suffix_k[self.heads], self._unindexed
-        if self.suffix_kept:
-            return suffix
-        rows, number = (x.reshape(-1) for x in np.meshgrid(np.arange(len(self.heads)), groups, indexing="ij"))
-        data = self._groups(np.array(self.heads)[rows], number, 1).reshape(len(self.heads), len(groups), -1)
-        k = self._store.pages.k_values(data.reshape(-1, data.shape[-1]).view(np.uint8))
-        return np.concatenate([k.reshape(*suffix.shape[:1], -1, suffix.shape[-1]), suffix], axis=1)
+        suffix = self.stored.suffix_k[self.heads]
+        return suffix if self.suffix_kept else np.concatenate([self._keys(self._unindexed), suffix], axis=1)
+
+    def keys(self, blocks: range) -> F16:
+        """K (heads, t, d) of whole index blocks."""
+        each = self._store.layout.block_tokens // self._store.layout.group_tokens
+        return self._keys(range(blocks.start * each, blocks.stop * each))
+
+    def _keys(self, groups: range) -> F16:
+        """K (heads, t, d) of full groups."""
+        heads, number = (x.reshape(-1) for x in np.meshgrid(self.heads, groups, indexing="ij"))
+        k = self._store.pages.k_values(self._groups(heads, number, 1).view(np.uint8))
+        return k.reshape(len(self.heads), -1, k.shape[-1])
 
     def _groups(self, heads: Ints, number: Ints, pages: int) -> F16:
         """The first `pages` pages of groups (n,), (n, elements)."""

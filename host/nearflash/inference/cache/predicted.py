@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nearflash.abi.errors import UnsupportedError
 from nearflash.weights.layers import decoder_layers
 
-__all__ = ["RECORD", "predict_queries"]
+__all__ = ["RECORD", "check_predictions", "predict_for_engines", "predict_queries"]
 
 RECORD = "record_queries"
 """Option of an attention function that, where it is not None, is called with the query alone."""
@@ -34,15 +34,48 @@ def predict_queries(model: Any) -> Iterator[None]:
     """Inside of the block the model's attention function gets `predicted`, (batch, heads, t, d), None in its first
     layer. The function must call RECORD. Raises UnsupportedError for layers without `self_attn`.
     """
-    attentions: list[Any] = [getattr(layer, "self_attn", None) for layer in decoder_layers(model)[1]]
-    if any(not isinstance(attention, nn.Module) for attention in attentions):
-        raise UnsupportedError("layers must have their attention as self_attn to predict queries from the layer before")
+    check_predictions(model)
     watch = _Watch()
     with ExitStack() as hooks:
-        for number, attention in enumerate(attentions):
+        for number, attention in enumerate(_attentions(model)):
             seen = watch.next if number else watch.first
             hooks.callback(attention.register_forward_pre_hook(seen, with_kwargs=True).remove)
         yield
+
+
+def check_predictions(model: Any) -> None:
+    """Raise UnsupportedError for a model whose layers' attention is not found."""
+    if any(not isinstance(attention, nn.Module) for attention in _attentions(model)):
+        raise UnsupportedError("layers must have their attention as self_attn to predict queries from the layer before")
+
+
+def predict_for_engines(model: Any) -> None:
+    """From now on engines that take predictions (Engine.predict) get them in decode, where the model's attention has a
+    cache that keeps K and V in one; at most once for a model.
+    """
+    try:
+        attentions = _attentions(model)
+    except UnsupportedError:  # of a model whose layers are not found: an engine that needs them is what says so
+        return
+    for attention in attentions:
+        if isinstance(attention, nn.Module) and _predict_here not in attention._forward_pre_hooks.values():
+            attention.register_forward_pre_hook(_predict_here, with_kwargs=True)
+
+
+def _attentions(model: Any) -> list[Any]:
+    return [getattr(layer, "self_attn", None) for layer in decoder_layers(model)[1]]
+
+
+def _predict_here(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Predict a layer's queries of one token from what the layer before attended with."""
+    cache: Any = options.get("past_key_values")
+    hidden = args[0] if args else options["hidden_states"]
+    if not getattr(cache, "takes_predictions", False) or hidden.shape[1] != 1:
+        return
+    before = cache.exchange_states(module.layer_idx, hidden)
+    if before is not None:
+        others = {name: value for name, value in options.items() if name != "hidden_states"}
+        cache.predict(module.layer_idx, _queries(module, before, args[1:], others))
 
 
 class _Watch:

@@ -5,7 +5,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.errors import UnsupportedError
 from nearflash.bench.inference.settings import by_policy
-from nearflash.inference.calibration.predicted import predict_queries
+from nearflash.inference.cache.predicted import predict_queries
 from nearflash.inference.calibration.window import Prefix
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout
