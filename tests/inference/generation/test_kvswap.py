@@ -37,9 +37,15 @@ def test_everything_is_dense_and_less_reads_less(doclm, tokenizer, open_with):
 
 def test_predictions_are_those_of_the_layer_before(doclm, tokenizer, open_with, monkeypatch):
     """Of every layer but the first, in every step of decode; nothing else is changed by them."""
-    given, ids = {}, torch.tensor([tokenizer.encode(LONG[1])[:40]])
+    given, begun, ids = {}, [], torch.tensor([tokenizer.encode(LONG[1])[:40]])
     with open_with(QUARTER) as engine, NearflashCache(engine, doclm.config) as cache:
-        monkeypatch.setattr(type(engine), "predict", lambda self, layer, sequences, q: given.update({layer: q}))
+        attend = engine.attend
+        monkeypatch.setattr(engine, "predict", lambda layer, sequences, q: given.update({layer: q}))
+        monkeypatch.setattr(
+            engine,
+            "attend",
+            lambda layer, *rest, **more: (begun.append((layer, len(given))), attend(layer, *rest, **more))[1],
+        )
         model = attach(attach(doclm))
         with torch.no_grad():
             model(ids[:, :-1], past_key_values=cache)
@@ -47,6 +53,7 @@ def test_predictions_are_those_of_the_layer_before(doclm, tokenizer, open_with, 
             states = model(ids[:, -1:], past_key_values=cache, output_hidden_states=True).hidden_states
     layers = doclm.model.layers
     assert sorted(given) == list(range(1, len(layers)))
+    assert begun == [(layer, min(layer + 1, len(layers) - 1)) for layer in range(len(layers))]  # a layer early
     attention = layers[2].self_attn
     assert len(attention._forward_pre_hooks) == 1
     with torch.no_grad():

@@ -45,18 +45,22 @@ class StoredBatch:
         """Whether `predict` gives the engine what it attends by."""
         return self.engine.takes_predictions
 
-    def exchange_states(self, number: int, states: torch.Tensor) -> torch.Tensor | None:
-        """Keep the layer's; return those (batch, t, hidden) that the layer before it attended with in this call."""
-        before, self._states = self._states, (number, states.detach())
-        return before[1] if before is not None and before[0] == number - 1 else None
+    def exchange_states(self, number: int | None, states: torch.Tensor | None) -> torch.Tensor | None:
+        """Keep the layer's; return those (batch, t, hidden) that the layer before it attended with in this call, if any
+        are kept."""
+        kept, self._states = self._states, None if number is None or states is None else (number, states.detach())
+        return kept[1] if kept is not None and number is not None and kept[0] == number - 1 else None
+
+    def are_on_flash(self, *numbers: int) -> bool:
+        """Whether these layers of the model are the engine's."""
+        return all(hasattr(self.layers[number], "place") for number in numbers)
 
     def predict(self, number: int, queries: torch.Tensor) -> None:
         """Give the engine queries (batch, heads, 1, d) of the model's layer `number`, where it is on flash."""
-        place = getattr(self.layers[number], "place", None)
-        if place is not None and self.sequences:
+        if self.sequences and self.are_on_flash(number):
             batch, _, _, dim = queries.shape
             q = queries.detach().float().cpu().reshape(batch, self.engine.kv_heads, -1, dim).numpy()
-            self.engine.predict(place, self.sequences, q)
+            self.engine.predict(self.layers[number].place, self.sequences, q)
 
     @property
     def lengths(self) -> list[int]:

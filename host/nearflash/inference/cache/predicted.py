@@ -8,7 +8,7 @@ begun, before its own queries are there. Source: InfiniGen (arXiv 2406.19707), K
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -52,30 +52,47 @@ def check_predictions(model: Any) -> None:
 def predict_for_engines(model: Any) -> None:
     """From now on engines that take predictions (Engine.predict) get them in decode, where the model's attention has a
     cache that keeps K and V in one; at most once for a model.
+
+    A layer's are made a layer early, where both are on flash and the layer's weights are in memory then.
     """
     try:
         attentions = _attentions(model)
     except UnsupportedError:  # of a model whose layers are not found: an engine that needs them is what says so
         return
-    for attention in attentions:
-        if isinstance(attention, nn.Module) and _predict_here not in attention._forward_pre_hooks.values():
-            attention.register_forward_pre_hook(_predict_here, with_kwargs=True)
+    for attention, after in zip(attentions, [*attentions[1:], None], strict=True):
+        if isinstance(attention, nn.Module) and not any(
+            isinstance(hook, _Predictor) for hook in attention._forward_pre_hooks.values()
+        ):
+            attention.register_forward_pre_hook(_Predictor(after), with_kwargs=True)
 
 
 def _attentions(model: Any) -> list[Any]:
     return [getattr(layer, "self_attn", None) for layer in decoder_layers(model)[1]]
 
 
-def _predict_here(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Predict a layer's queries of one token from what the layer before attended with."""
-    cache: Any = options.get("past_key_values")
-    hidden = args[0] if args else options["hidden_states"]
-    if not getattr(cache, "takes_predictions", False) or hidden.shape[1] != 1:
-        return
-    before = cache.exchange_states(module.layer_idx, hidden)
-    if before is not None:
+class _Predictor:
+    """The hook of an attention; after: the next layer's, None in the last one."""
+
+    def __init__(self, after: nn.Module | None) -> None:
+        self._after = after
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        hidden = args[0] if args else options["hidden_states"]
+        cache: Any = options.get("past_key_values")
+        if not getattr(cache, "takes_predictions", False) or hidden.shape[1] != 1:
+            return
+        own, after = cast(int, module.layer_idx), self._after
         others = {name: value for name, value in options.items() if name != "hidden_states"}
-        cache.predict(module.layer_idx, _queries(module, before, args[1:], others))
+        before = cache.exchange_states(own, hidden)
+        if before is not None:
+            cache.predict(own, _queries(module, before, args[1:], others))
+        if isinstance(after, nn.Module) and cache.are_on_flash(own, own + 1) and _is_in_memory(after):
+            cache.predict(own + 1, _queries(after, hidden, args[1:], others))
+            cache.exchange_states(None, None)  # the next layer has its queries
+
+
+def _is_in_memory(module: nn.Module) -> bool:
+    return not any(parameter.is_meta for parameter in module.parameters())
 
 
 class _Watch:

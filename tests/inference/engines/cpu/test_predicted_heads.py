@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearflash.abi.errors import UnsupportedError
+from nearflash.abi.errors import PageError, UnsupportedError
 from nearflash.inference.engines.cpu.engine import CpuEngine
 from nearflash.inference.policy.policy import AttentionPolicy
 
@@ -44,27 +44,64 @@ def open_filled(make_store, make_layout, shape, filled):
     return open_one
 
 
+def step(engine, numbers, stored, q, predicted, sizes=None):
+    """A token more, behind queries that predict it, as a model makes it; K and V grow by it."""
+    engine.predict(1, numbers, predicted)
+    for ahead in engine._ahead.values():
+        ahead.settle()
+    sizes is not None and sizes.append(engine.counters.flash_bytes["token"])
+    for row, (number, kv) in enumerate(zip(numbers, stored, strict=True)):
+        new = [x[:, row : row + 1] for x in kv]
+        engine.append(number, 1, *new)
+        stored[row] = [np.concatenate([x, one], axis=1) for x, one in zip(kv, new, strict=True)]
+    return engine.attend(1, numbers, q)
+
+
 @pytest.mark.parametrize("page_cache_bytes", [0, 1 << 20])
-def test_groups_are_those_of_the_rule_and_their_bytes_are_counted(open_filled, shape, draw_q, page_cache_bytes):
+def test_groups_are_those_of_the_rule_read_ahead_and_counted(open_filled, shape, draw_q, page_cache_bytes):
     engine, numbers, stored = open_filled(POLICY, (TOKENS, 100), page_cache_bytes=page_cache_bytes)
-    q, predicted = draw_q(shape, 2), draw_q(shape, 2, seed=9).astype(np.float32)
-    engine.predict(1, numbers, predicted)
-    out, index_groups, pages = engine.attend(1, numbers, q), 4 + 3, 0
-    for row, (k, v) in enumerate(stored):
-        groups = choose_in_numpy(k, predicted[row])
-        covered = k.shape[1] // BLOCK * BLOCK
-        tokens = [*(groups[:, None] * GROUP + np.arange(GROUP)).reshape(-1), *range(covered, k.shape[1])]
-        np.testing.assert_allclose(out[row], attend_in_numpy(q[row], k, v, tokens), rtol=1e-4, atol=1e-4)
-        pages += len(groups)
-    made = index_groups * BLOCK // GROUP  # K is read once to make the index
-    assert engine.counters.flash_bytes == {"token": 3 * 4096 * (made + pages)}
-    before = dict(engine.counters.flash_bytes)
-    engine.predict(1, numbers, predicted)
-    np.testing.assert_array_equal(engine.attend(1, numbers, q), out)
-    again = engine.counters.flash_bytes["token"] - before["token"]
-    assert again == (0 if page_cache_bytes else 3 * 4096 * pages)
+    q, predicted, ahead = draw_q(shape, 2), draw_q(shape, 2, seed=9).astype(np.float32), []
+    made = (4 + 3) * BLOCK // GROUP  # K is read once to make the index
+    for _ in range(2):
+        out, pages = step(engine, numbers, stored, q, predicted, ahead), 0
+        for row, (k, v) in enumerate(stored):
+            groups = choose_in_numpy(k, predicted[row])
+            covered = k.shape[1] // BLOCK * BLOCK
+            tokens = [*(groups[:, None] * GROUP + np.arange(GROUP)).reshape(-1), *range(covered, k.shape[1])]
+            np.testing.assert_allclose(out[row], attend_in_numpy(q[row], k, v, tokens), rtol=1e-4, atol=1e-4)
+            pages += len(groups)
+        assert ahead[-1] == engine.counters.flash_bytes["token"]  # attention itself read nothing
+    assert ahead == [3 * 4096 * (made + pages), 3 * 4096 * (made + (1 if page_cache_bytes else 2) * pages)]
     rows = sum(2 * 3 * RANK * covered for covered in (128, 96)) + 2 * 4 * 3 * RANK * 3 * 32
     assert engine.cache_bytes - engine._pages.size_bytes == rows
+
+
+def test_a_block_that_the_new_token_completes_is_read_late(open_filled, shape, draw_q):
+    engine, numbers, stored = open_filled(POLICY, (159,))
+    q, predicted = draw_q(shape, 1), draw_q(shape, 1, seed=9).astype(np.float32)
+    engine.predict(1, numbers, predicted)
+    assert not engine._ahead
+    out = step(engine, numbers, stored, q, predicted)
+    ((k, v),) = stored
+    groups = choose_in_numpy(k, predicted[0])
+    tokens = (groups[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
+    np.testing.assert_allclose(out[0], attend_in_numpy(q[0], k, v, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_damaged_pages_that_were_read_ahead_are_an_error_of_the_call(open_filled, shape, draw_q, monkeypatch):
+    engine, numbers, stored = open_filled(POLICY)
+    q, predicted = draw_q(shape, 1), draw_q(shape, 1, seed=9).astype(np.float32)
+    step(engine, numbers, stored, q, predicted)
+    read = type(engine.store).read
+
+    def fail(self, pages, keys):
+        raise PageError("page must be readable", [])
+
+    monkeypatch.setattr(type(engine.store), "read", fail)
+    with pytest.raises(PageError, match="page must be readable"):
+        step(engine, numbers, stored, q, predicted)
+    monkeypatch.setattr(type(engine.store), "read", read)
+    step(engine, numbers, stored, q, predicted)
 
 
 def test_a_budget_of_everything_is_dense_to_the_bit(open_filled, shape, draw_q):

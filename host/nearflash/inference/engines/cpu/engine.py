@@ -12,6 +12,7 @@ and checked.
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.inference.engines.base import EngineCounters
-from nearflash.inference.engines.cpu.heads import Heads, dims_by_size
+from nearflash.inference.engines.cpu.heads import Heads, dims_by_size, takes_all
 from nearflash.inference.engines.cpu.kernels import attend_memory, load_loops
-from nearflash.inference.engines.cpu.predicted_heads import PredictedHeads
+from nearflash.inference.engines.cpu.predicted_heads import PredictedHeads, choose_predicted_groups
+from nearflash.inference.engines.paged.ahead import AheadGroups
 from nearflash.inference.engines.paged.compact_index import CompactIndex
 from nearflash.inference.engines.paged.engine import PagedEngine
 from nearflash.inference.engines.paged.index_rows import IndexCache
@@ -72,6 +74,8 @@ class CpuEngine(PagedEngine):
         """Of policy kvswap, whatever `index_cache_bytes`."""
         self._predicted: dict[tuple[int, int], F32] = {}
         """q (H, g, d) of a coming call, by layer and sequence."""
+        self._ahead: dict[tuple[int, int], AheadGroups] = {}
+        """What is read for a coming call, by layer and sequence."""
 
     def attend(
         self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
@@ -108,7 +112,10 @@ class CpuEngine(PagedEngine):
         """See Engine.predict."""
         if not self.takes_predictions:
             super().predict(layer, sequences, q)
-        self._predicted.update({(layer, number): own for number, own in zip(sequences, q, strict=True)})
+        with self._lock:
+            for number, own in zip(sequences, q, strict=True):
+                self._predicted[layer, number] = own
+                self._read_ahead(layer, number, own)
 
     @property
     def cache_bytes(self) -> int:
@@ -133,13 +140,23 @@ class CpuEngine(PagedEngine):
     def _truncate(self, sequence: int, length: int) -> None:
         for index in (self._index, self._compact):
             index.truncate(sequence, length // self.store.layout.block_tokens)
+        self._drop_predictions(sequence)
         super()._truncate(sequence, length)
 
     def _forget(self, sequence: int) -> None:
         self._index.drop(sequence)
         self._compact.drop(sequence)
-        self._predicted = {key: q for key, q in self._predicted.items() if key[1] != sequence}
+        self._drop_predictions(sequence)
         super()._forget(sequence)
+
+    def _settle(self) -> None:
+        for ahead in self._ahead.values():
+            ahead.settle()
+
+    def _drop_predictions(self, sequence: int) -> None:
+        for kept in (self._predicted, self._ahead):
+            for key in [key for key in kept if key[1] == sequence]:
+                del kept[key]
 
     def _gather(self, groups: Groups) -> Tensor:
         return torch.from_numpy(groups.gather())
@@ -185,13 +202,27 @@ class CpuEngine(PagedEngine):
             self._tails[layer] = all(one.mode in tails or one.keep_tail for one in policies)
         return self._tails[layer]
 
+    def _read_ahead(self, layer: int, sequence: int, predicted: F32) -> None:
+        """Begin to read what policy kvswap will choose when the sequence has one token more."""
+        stored, layout = self.store.layer(sequence, layer), self.store.layout
+        tokens, every = stored.tokens + 1, list(range(self.kv_heads))
+        if takes_all(self.policy, tokens, predicted.shape[-1], layout) or tokens % layout.block_tokens == 0:
+            return  # the new token's block is not stored yet
+        reads = SequenceReads(self.store, stored, every, self._read)
+
+        def choose() -> NDArray[np.bool_]:
+            chosen = choose_predicted_groups(reads, tokens, predicted, self.policy, layout, self._compact)
+            return np.broadcast_to(chosen, (len(every), len(chosen)))
+
+        lacks = partial(self._pages.lacks, sequence, layer)
+        self._ahead[layer, sequence] = AheadGroups(tokens, self._readers, choose, lacks, reads.read_groups)
+
     def _part_of_all_heads(
         self, layer: int, sequences: Sequence[int], row: int, q: NDArray[np.float16], predicted: F32 | None
     ) -> Heads:
         """All heads of one sequence, by policy kvswap."""
-        reads = SequenceReads(
-            self.store, self.store.layer(sequences[row], layer), list(range(self.kv_heads)), self._read
-        )
+        stored, ahead = self.store.layer(sequences[row], layer), self._ahead.pop((layer, sequences[row]), None)
+        reads = SequenceReads(self.store, stored, list(range(self.kv_heads)), self._read, ahead)
         wide = q[row].astype(np.float32)
         return PredictedHeads(row, reads, wide, predicted, self.policy, self.store.layout, self._compact)
 

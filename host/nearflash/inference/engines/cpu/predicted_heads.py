@@ -48,17 +48,23 @@ class PredictedHeads(Heads):
 
     def _choose(self, full: int, form: AttentionForm[F32]) -> Bools:
         assert self._predicted is not None
-        chosen = choose_predicted_groups(self.reads, self._predicted, self.policy, self._layout, self._compact)
+        ahead, tokens = self.reads.ahead, self.reads.tokens
+        if ahead is not None and ahead.tokens == tokens:
+            chosen = ahead.chosen[0]
+        else:
+            chosen = choose_predicted_groups(
+                self.reads, tokens, self._predicted, self.policy, self._layout, self._compact
+            )
         wanted = np.ones((len(self._q), full), bool)
         wanted[:, : len(chosen)] = chosen
         return wanted
 
 
 def choose_predicted_groups(
-    reads: SequenceReads, predicted: F32, policy: AttentionPolicy, layout: KvLayout, index: CompactIndex
+    reads: SequenceReads, tokens: int, predicted: F32, policy: AttentionPolicy, layout: KvLayout, index: CompactIndex
 ) -> Bools:
-    """Which groups (G,) of the whole index blocks are read, the same for all heads."""
-    tokens, (heads, _, dim), size = reads.tokens, predicted.shape, layout.group_tokens
+    """Which groups (G,) of the whole index blocks of so many tokens are read, the same for all heads."""
+    (heads, _, dim), size = predicted.shape, layout.group_tokens
     resolved, blocks = policy.resolve(tokens, dim, layout), tokens // layout.block_tokens
     sequence, layer = reads.stored.sequence, reads.stored.page_tag.layer
     kept = index.rows(sequence, layer, blocks, heads * resolved.score_dims, reads.keys)

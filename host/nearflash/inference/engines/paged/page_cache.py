@@ -101,6 +101,13 @@ class PageCache:
             self._used[places[places >= 0]] = self._turn
             return Found((sequence, layer), heads, groups, places, self._turn, self._before)
 
+    def lacks(self, sequence: int, layer: int, heads: Ints, groups: Ints) -> NDArray[np.bool_]:
+        """Which groups of `heads` and `groups` (n,) have no place now; they count as unused still."""
+        if not self.keeps or not len(heads):
+            return np.ones(len(heads), bool)
+        with self._lock:
+            return self._table(sequence, layer, int(heads.max()), int(groups.max()))[heads, groups] < 0
+
     def fill(self, found: Found, new: F16) -> Ints:
         """Keep of the groups that were not there, which `new` has, what there is room for.
 

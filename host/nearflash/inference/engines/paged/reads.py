@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind
+from nearflash.inference.engines.paged.ahead import AheadGroups
 from nearflash.inference.engines.paged.index_rows import IndexCache, IndexRows, rows_bytes, rows_of_pages
 from nearflash.inference.engines.paged.page_cache import Found, PageCache
 from nearflash.storage.flash.page import PageData, PageKeys, page_keys
@@ -46,10 +47,12 @@ class Groups:
 
 
 class SequenceReads:
-    """Reads of some heads of one (sequence, layer), by `read`, which counts them."""
+    """Reads of some heads of one (sequence, layer), by `read`, which counts them; ahead: of all heads."""
 
-    def __init__(self, store: KvStore, stored: StoredHead, heads: list[int], read: Read) -> None:
-        self._store, self._read = store, read
+    def __init__(
+        self, store: KvStore, stored: StoredHead, heads: list[int], read: Read, ahead: AheadGroups | None = None
+    ) -> None:
+        self._store, self._read, self.ahead = store, read, ahead
         self.stored, self.heads, self.tokens = stored, heads, stored.tokens
 
     def groups(self, ask: Callable[..., Future], wanted: Bools, memory: PageCache, first: int = 0) -> Future[Groups]:
@@ -66,8 +69,13 @@ class SequenceReads:
         return done
 
     def _fill(self, memory: PageCache, found: Found, ends: Ints, lacking: Ints) -> Groups:
-        new = self._groups(found.heads[lacking], found.groups[lacking], self._store.layout.group_pages)
+        own = found.heads[lacking], found.groups[lacking]
+        new = self.read_groups(*own) if self.ahead is None else self.ahead.take(*own, self.read_groups)
         return Groups(found.groups, ends, memory.fill(found, new), memory.data, new)
+
+    def read_groups(self, heads: Ints, number: Ints) -> F16:
+        """Groups (n,), all their pages, (n, elements)."""
+        return self._groups(heads, number, self._store.layout.group_pages)
 
     def find_index(self, memory: IndexCache) -> IndexRows | None:
         """Rows of all dims and all whole blocks, where they are in memory."""
