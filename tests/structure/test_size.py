@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 73_100, "rtl": 30_200, "sim": 16_000, "hls": 100, "tests": 77_800}
+LINES = {"host": 73_200, "rtl": 30_200, "sim": 16_000, "hls": 100, "tests": 78_000}
 
 
 @pytest.mark.parametrize("top", LINES)

@@ -77,7 +77,7 @@ def open_engine(
     shape: KvShape, policy: AttentionPolicy, *, tokens: int, sequences: int, device: str | Sequence[str] = CPU,
     num_devices: int = 1, path: Path | Sequence[Path] | None = None, stripe_ratio: Sequence[float] | None = None,
     nand_block_pages: int = 0, layout: KvLayout | None = None, cache_bytes: int = 0,
-    suffix_bytes: int = DEFAULT_SUFFIX_BYTES, keep: bool = False,
+    suffix_bytes: int = DEFAULT_SUFFIX_BYTES, keep: bool = False, read_ahead: bool = False,
 ) -> Engine:  # fmt: skip
     """An engine with room for `sequences` of up to `tokens` tokens each; of several devices or files a CsdArray.
 
@@ -92,12 +92,13 @@ def open_engine(
     Unindexed suffixes stay in memory up to `suffix_bytes` (KvStore), unless their pages are in a device's memory.
     With `keep` the sequences in `path` outlast the engine, a crash too: where the file is there it is opened, as large
     as it is, and `lengths` has what it holds (nearflash.storage.kv.open_kept_store).
+    read_ahead: of device `cpu` with one file (CpuEngine).
     Raises CommandError for NAND where there is none or beside a path, for lists of unequal lengths, and for an index of
     policy kvswap that is larger than `cache_bytes`; ConfigError for more devices than KV heads; UnsupportedError for
     heads that need more pages than a window has, and as `check_policy` does; what opening raises.
     """
     parts = split_parts(shape.kv_heads, device, num_devices, path, stripe_ratio)
-    check_policy(policy, [name for name, _, _ in parts])
+    check_policy(policy, [name for name, _, _ in parts], read_ahead=read_ahead)
     if keep and (parts[0][1] is None or len(parts) > 1):
         raise CommandError("keep must be False without a path, and with several devices: there sequences are not kept")
     for name, file, _ in parts:
@@ -112,7 +113,8 @@ def open_engine(
             if _has_file(name):
                 sizes = cache_bytes // len(parts), suffix_bytes // len(parts)
                 gpu = name if is_gpu(name) else ""
-                engines.append(_file(part, policy, layout, tokens, sequences, file, end - count, *sizes, keep, gpu))
+                options: dict[str, Any] = {"first": end - count, "keep": keep, "gpu": gpu, "read_ahead": read_ahead}
+                engines.append(_file(part, policy, layout, tokens, sequences, file, *sizes, **options))
             else:
                 window = file, cache_bytes // len(parts)
                 flash = partial(_device_flash, part, layout, tokens, sequences, nand_block_pages, *window)
@@ -149,9 +151,13 @@ def split_parts(
     return list(zip(devices, paths, split_heads(kv_heads, ratio), strict=True))
 
 
-def check_policy(policy: AttentionPolicy, devices: Sequence[str]) -> None:
-    """Raise UnsupportedError for a policy that the devices of an engine's parts do not follow."""
-    if policy.mode is AttentionMode.KVSWAP and list(devices) != [CPU]:
+def check_policy(policy: AttentionPolicy, devices: Sequence[str], *, read_ahead: bool = False) -> None:
+    """Raise UnsupportedError for a policy, or reads ahead, that the devices of an engine's parts do not have."""
+    if list(devices) == [CPU]:
+        return
+    if read_ahead:
+        raise UnsupportedError(f"read_ahead must be on device cpu, with one file, not on {', '.join(devices)}")
+    if policy.mode is AttentionMode.KVSWAP:
         raise UnsupportedError(
             "attention kvswap must be on device cpu, with one file, as it chooses by all heads at once from the host's "
             f"memory, not on {', '.join(devices)}"
@@ -244,11 +250,13 @@ def _file(
     tokens: int,
     sequences: int,
     path: Path | None,
-    first: int,
     cache_bytes: int,
     suffix_bytes: int,
+    *,
+    first: int,
     keep: bool,
     gpu: str,
+    read_ahead: bool,
 ) -> Engine:
     """A CpuEngine, or of a device of torch a GpuEngine: their pages are in a file."""
     geometry = flash_geometry(shape, layout, tokens, sequences, channels=1)
@@ -269,7 +277,7 @@ def _file(
         return GpuEngine(store, policy, gpu, first_head=first, name=name, **caches)
     from nearflash.inference.engines.cpu.engine import CpuEngine
 
-    return CpuEngine(store, policy, first_head=first, name=name, **caches)
+    return CpuEngine(store, policy, first_head=first, name=name, read_ahead=read_ahead, **caches)
 
 
 def split_cache(cache_bytes: int, shape: KvShape, layout: KvLayout, tokens: int, sequences: int) -> tuple[int, int]:

@@ -152,11 +152,12 @@ def test_text_has_the_k_and_v_of_its_model_and_rows(small, doclm, monkeypatch):
     monkeypatch.setattr(generate, "STEPS", {"text": (2, 3)})
     _, *others = generate.run(["text"])
     rows = {row.get("case"): row for row in others}
-    assert list(rows) == ["full-kv", "full-kv-kept", *generate.POLICIES, "auto", None]
+    assert list(rows) == ["full-kv", "full-kv-kept", *generate.POLICIES, "sparf-page-ahead", "kvswap", "auto", None]
     assert all(row["context"] == 640 and "320 tokens" in row["kv"] for name, row in rows.items() if name)
     assert rows["full-kv-kept"]["flash_bytes_per_token"] < rows["full-kv"]["flash_bytes_per_token"]
     read = rows["sparf-page"]["flash_bytes_by_kind"]["token"]
     assert read < 0.5 * rows["full-kv"]["flash_bytes_per_token"] / 8, "most of the groups had been read before"
+    assert rows["sparf-page-ahead"]["flash_bytes_by_kind"]["token"] > 0 < rows["kvswap"]["flash_bytes_per_token"]
     rate = {name: row["tokens_per_second"] for name, row in rows.items() if name}
     assert rows[None]["speedup_text"] == rate["sparf-page"] / rate["full-kv-kept"]
 

@@ -35,6 +35,17 @@ def test_everything_is_dense_and_less_reads_less(doclm, tokenizer, open_with):
     assert 0 < less.counters.flash_bytes["token"] < 0.8 * every.counters.flash_bytes["token"]
 
 
+def test_reads_ahead_change_no_token(doclm, tokenizer):
+    policy = AttentionPolicy("sparf-page", score_dims=0.5, top_k=0.25, local_window=16)
+    done, options = [], {"tokens": 450, "sequences": 2, "cache_bytes": 1_600_000}
+    for read_ahead in (False, True):
+        with open_engine(kv_shape(doclm), policy, read_ahead=read_ahead, **options) as engine:
+            done.append(generate(doclm, tokenizer, LONG, engine, max_new_tokens=4))
+    assert done[0].tokens == done[1].tokens
+    without, ahead = (each.counters.flash_bytes["token"] for each in done)
+    assert without < ahead < 2 * without  # the index is in memory, KV page groups have no room there
+
+
 def test_predictions_are_those_of_the_layer_before(doclm, tokenizer, open_with, monkeypatch):
     """Of every layer but the first, in every step of decode; nothing else is changed by them."""
     given, begun, ids = {}, [], torch.tensor([tokenizer.encode(LONG[1])[:40]])
@@ -71,6 +82,8 @@ def test_what_cannot_be_is_named(doclm, tokenizer, open_with, tmp_path):
     for place in ({"device": "model:attend-tiny"}, {"path": [tmp_path / "a", tmp_path / "b"]}, {"num_devices": 2}):
         with pytest.raises(UnsupportedError, match="attention kvswap must be on device cpu, with one file"):
             open_with(QUARTER, **place)
+    with pytest.raises(UnsupportedError, match="read_ahead must be on device cpu, with one file, not on model:attend"):
+        open_with(AttentionPolicy(), device="model:attend-tiny", read_ahead=True)
     with pytest.raises(CommandError, match=r"cache_bytes must be \d+ at least, for the index of policy kvswap, not 9"):
         open_with(QUARTER, cache_bytes=9)
     assert not [*tmp_path.iterdir()]

@@ -58,6 +58,8 @@ class DecodeCase:
     """Of a CpuEngine's pages, in place of what the profile asks for."""
     device: str = CPU
     """Which attends, by a policy."""
+    read_ahead: bool = False
+    """Of a CpuEngine."""
 
     @property
     def kv_bytes(self) -> int:
@@ -158,7 +160,7 @@ def open_case(case: DecodeCase, folder: Path) -> Iterator[Any]:
     index, groups = split_cache(case.memory_bytes, shape, layout, tokens, batch)
     with open_engine(
         shape, case.policy, tokens=tokens, sequences=batch, path=folder / "kv", layout=layout,
-        cache_bytes=index + groups * case.keeps, device=case.device,
+        cache_bytes=index + groups * case.keeps, device=case.device, read_ahead=case.read_ahead,
     ) as engine:  # fmt: skip
         yield engine
 

@@ -4,6 +4,7 @@ Cases are those of decode.py; the policies:
 
     sparf            tokens by approximate scores (1 of 16), from the pages that hold them
     sparf-page       KV page groups by approximate scores (1 of 8; `-16th`: 1 of 16)
+    kvswap           KV page groups by queries that the layer before predicts (1 of 8; text alone)
     auto             what nearflash generate takes without being told: a calibration, or a setting that suits most, or
                      all K and V where the disk reads them as fast
 
@@ -45,7 +46,8 @@ POLICIES = {
     "sparf-page": AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=16, top_k=1 / 8, local_window=64),
     "sparf-page-16th": AttentionPolicy(AttentionMode.SPARF_PAGE, score_dims=16, top_k=1 / 16, local_window=64),
 }
-AUTO = "auto"
+KVSWAP = AttentionPolicy(AttentionMode.KVSWAP, score_dims=0.125, top_k=1 / 8, local_window=64)
+AUTO, AHEAD = "auto", "sparf-page-ahead"
 CONTEXTS = {"8k": 8192, "32k": 32768}
 """Random ones, by part."""
 TEXT, SHORT, MEMORY, GPU, OFFLOAD, EXPERTS = "text", "short", "memory", "gpu", "offload", "experts"
@@ -158,9 +160,13 @@ def _cases(part: str, contexts: Contexts, profile: DriveProfile) -> Iterator[Dec
         contexts.model.config, contexts.shape, contexts.tokens, profile=profile, sequences=contexts.batch,
         cache_bytes=MEMORY_BYTES if text else index,
     )  # fmt: skip
-    for name, policy in (*POLICIES.items(), (AUTO, chosen[0])):
+    # What the layer before predicts of random numbers is of no use.
+    predicted = ((AHEAD, POLICIES["sparf-page"]), (str(KVSWAP.mode), KVSWAP)) if text else ()
+    for name, policy in (*POLICIES.items(), *predicted, (AUTO, chosen[0])):
         layout = chosen[1] if name == AUTO else None
-        yield DecodeCase(name, contexts, MEMORY_BYTES, policy, profile, keeps=text, layout=layout)
+        yield DecodeCase(
+            name, contexts, MEMORY_BYTES, policy, profile, keeps=text, layout=layout, read_ahead=name == AHEAD
+        )
 
 
 def _speedups(part: str, rows: dict[str, dict[str, Any]], profile: DriveProfile) -> dict[str, Any]:

@@ -53,14 +53,19 @@ class StoredBatch:
 
     def are_on_flash(self, *numbers: int) -> bool:
         """Whether these layers of the model are the engine's."""
-        return all(hasattr(self.layers[number], "place") for number in numbers)
+        return all(self._place(number) is not None for number in numbers)
 
     def predict(self, number: int, queries: torch.Tensor) -> None:
         """Give the engine queries (batch, heads, 1, d) of the model's layer `number`, where it is on flash."""
-        if self.sequences and self.are_on_flash(number):
+        place = self._place(number)
+        if self.sequences and place is not None:
             batch, _, _, dim = queries.shape
             q = queries.detach().float().cpu().reshape(batch, self.engine.kv_heads, -1, dim).numpy()
-            self.engine.predict(self.layers[number].place, self.sequences, q)
+            self.engine.predict(place, self.sequences, q)
+
+    def _place(self, number: int) -> int | None:
+        """The engine's number of a layer of the model; layers that are made when they are asked for are all its own."""
+        return getattr(self.layers[number], "place", None) if number < len(self.layers) else number
 
     @property
     def lengths(self) -> list[int]:

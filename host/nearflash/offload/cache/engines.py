@@ -39,8 +39,8 @@ class KvPlaces:
     """Devices and files on which engines keep keys and values, as `open_engine` takes them.
 
     devices: attend devices; none: the host's processor attends, or the GPU that the model is on (`cuda`). num_devices,
-    stripe_ratio, nand_block_pages, cache_bytes, layout: see `open_engine`. paths: files of the disk's share, or of all
-    where the plan has none there; of attend devices, those on their drives.
+    stripe_ratio, nand_block_pages, cache_bytes, layout, read_ahead: see `open_engine`. paths: files of the disk's
+    share, or of all where the plan has none there; of attend devices, those on their drives.
     """
 
     devices: tuple[str, ...] = ()
@@ -50,6 +50,7 @@ class KvPlaces:
     paths: tuple[Path, ...] = ()
     cache_bytes: int = 256 << 20
     layout: KvLayout | None = None
+    read_ahead: bool = False
 
     @property
     def attends_on_device(self) -> bool:
@@ -173,6 +174,7 @@ class BlockEngines:
         options: dict[str, Any] = {
             "tokens": tokens, "sequences": sequences, "layout": places.layout, "device": devices or CPU,
             "stripe_ratio": places.stripe_ratio, "cache_bytes": places.cache_bytes, "num_devices": places.num_devices,
+            "read_ahead": places.read_ahead,
         }  # fmt: skip
         attention = self._attention or AttentionPolicy(AttentionMode.DENSE)
         own = () if places.attends_on_device else places.paths

@@ -146,6 +146,9 @@ def _add_storage(group: Any) -> None:
     add("--cache-size", type=_size, default=256 << 20, metavar="BYTES",
         help="Keep index and KV page groups that have been read in this much memory, of the GPU where the device is "
         "one, as 512M or 2G (default: 256M).")  # fmt: skip
+    add("--read-ahead", action="store_true",
+        help="On device cpu, read what queries that the layer before predicts would choose, before those of the layer "
+        "itself are there: attention waits less, and some more is read. Texts are the same.")  # fmt: skip
     add("--nand-block-pages", type=non_negative, default=0, metavar="N",
         help="Keep pages on the device's NAND, whose blocks have N pages (attend-tiny: 768), instead of in its memory.",
     )  # fmt: skip

@@ -71,7 +71,7 @@ class Job:
         options, devices = self.arguments, self.devices.attention
         return KvPlaces(
             () if devices == (CPU,) else devices, options.num_devices, options.stripe_ratio, options.nand_block_pages,
-            tuple(options.path or ()), options.cache_size, layout,
+            tuple(options.path or ()), options.cache_size, layout, options.read_ahead,
         )  # fmt: skip
 
     def rows(self, tokenizer: Callable[[], Any], vocabulary: int) -> list[list[int]]:
@@ -234,6 +234,7 @@ def _continue(job: Job, call: _Call, parts: Sequence[list[list[int]]]) -> int:
         with open_engine(
             kv_shape_of(call.model.config), call.attention, tokens=call.tokens, sequences=1, path=options.session,
             device=job.devices.attention[0], layout=call.layout, cache_bytes=options.cache_size, keep=True,
+            read_ahead=options.read_ahead,
         ) as engine:  # fmt: skip
             session = Session(call.model, call.tokenizer, engine, identity=call.identity, stored=call.stored)
             before = len(session.tokens)
@@ -336,7 +337,7 @@ def _check_places(
         parts = split_parts(kv_shape_of(config).kv_heads, places.devices or CPU, places.num_devices,
                             places.paths or None, places.stripe_ratio)  # fmt: skip
         if attention is not None:
-            check_policy(attention, [device for device, _, _ in parts])
+            check_policy(attention, [device for device, _, _ in parts], read_ahead=places.read_ahead)
 
 
 def _plan(

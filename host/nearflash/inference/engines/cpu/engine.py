@@ -50,6 +50,8 @@ class CpuEngine(PagedEngine):
     """Attends by the policy to what the store holds.
 
     What was read stays in memory: of the index up to `index_cache_bytes`, of KV page groups up to `page_cache_bytes`.
+    read_ahead: the groups that predicted queries choose are read before those of q itself, which attention waits for;
+    policy kvswap always does so. Results do not depend on it.
     """
 
     def __init__(
@@ -60,12 +62,16 @@ class CpuEngine(PagedEngine):
         first_head: int = 0,
         index_cache_bytes: int = 0,
         page_cache_bytes: int = 0,
+        read_ahead: bool = False,
         name: str = "cpu",
     ) -> None:
         pages = PageCache(page_cache_bytes, store.layout.group_pages * store.layout.page_bytes)
         load_loops()  # what they lack is named now, not by a thread
         super().__init__(store, policy, first_head, name, pages)
         self._index = IndexCache(index_cache_bytes)
+        self._reads_ahead = read_ahead
+        self._forms: dict[int, AttentionForm[F32]] = {}
+        """Of each layer's last call."""
         self._reader = ThreadPoolExecutor(1, "kv-index")
         """Reads index pages, in the order in which they are asked for: what it read is kept for the next one."""
         self._workers = ThreadPoolExecutor(max(_THREADS - 1, 1), "kv-attend")
@@ -95,7 +101,8 @@ class CpuEngine(PagedEngine):
                 row for row, number in enumerate(sequences)
                 if not self._attend_memory(layer, number, q[row], form, out[row])
             ]  # fmt: skip
-            if rows and self.takes_predictions:
+            self._forms[layer] = form
+            if rows and self.policy.mode is AttentionMode.KVSWAP:
                 self._attend_parts(
                     [self._part_of_all_heads(layer, sequences, row, q, predicted[row]) for row in rows], form, out
                 )
@@ -106,7 +113,7 @@ class CpuEngine(PagedEngine):
     @property
     def takes_predictions(self) -> bool:
         """See Engine.takes_predictions."""
-        return self.policy.mode is AttentionMode.KVSWAP
+        return self._reads_ahead or self.policy.mode is AttentionMode.KVSWAP
 
     def predict(self, layer: int, sequences: Sequence[int], q: NDArray[np.float32]) -> None:
         """See Engine.predict."""
@@ -115,7 +122,10 @@ class CpuEngine(PagedEngine):
         with self._lock:
             for number, own in zip(sequences, q, strict=True):
                 self._predicted[layer, number] = own
-                self._read_ahead(layer, number, own)
+                if self.policy.mode is AttentionMode.KVSWAP:
+                    self._read_predicted(layer, number, own)
+                elif layer in self._forms:
+                    self._read_ahead(layer, number, own, self._forms[layer])
 
     @property
     def cache_bytes(self) -> int:
@@ -202,7 +212,31 @@ class CpuEngine(PagedEngine):
             self._tails[layer] = all(one.mode in tails or one.keep_tail for one in policies)
         return self._tails[layer]
 
-    def _read_ahead(self, layer: int, sequence: int, predicted: F32) -> None:
+    def _read_ahead(self, layer: int, sequence: int, predicted: F32, form: AttentionForm[F32]) -> None:
+        """Begin to read what the policy would choose by predicted queries."""
+        stored, layout = self.store.layer(sequence, layer), self.store.layout
+        if not stored.flash_tokens:
+            return
+        order, full = dims_by_size(predicted.astype(np.float16)), stored.flash_tokens // layout.group_tokens
+
+        def choose() -> NDArray[np.bool_]:
+            chosen = np.zeros((self.kv_heads, full), bool)
+            for (policy, _), own in self._heads_by_policy(layer, apart=False).items():
+                reads = SequenceReads(self.store, stored, own, self._read)
+                part = Heads(0, reads, predicted[own], order[own], policy, layout)
+                chosen[own] = part.predict_groups(self._index, form)
+            return chosen
+
+        self._begin_ahead(layer, stored, stored.tokens + 1, choose)
+
+    def _begin_ahead(
+        self, layer: int, stored: StoredHead, tokens: int, choose: Callable[[], NDArray[np.bool_]]
+    ) -> None:  # fmt: skip
+        reads = SequenceReads(self.store, stored, list(range(self.kv_heads)), self._read)
+        lacks = partial(self._pages.lacks, stored.sequence, layer)
+        self._ahead[layer, stored.sequence] = AheadGroups(tokens, self._readers, choose, lacks, reads.read_groups)
+
+    def _read_predicted(self, layer: int, sequence: int, predicted: F32) -> None:
         """Begin to read what policy kvswap will choose when the sequence has one token more."""
         stored, layout = self.store.layer(sequence, layer), self.store.layout
         tokens, every = stored.tokens + 1, list(range(self.kv_heads))
@@ -214,8 +248,7 @@ class CpuEngine(PagedEngine):
             chosen = choose_predicted_groups(reads, tokens, predicted, self.policy, layout, self._compact)
             return np.broadcast_to(chosen, (len(every), len(chosen)))
 
-        lacks = partial(self._pages.lacks, sequence, layer)
-        self._ahead[layer, sequence] = AheadGroups(tokens, self._readers, choose, lacks, reads.read_groups)
+        self._begin_ahead(layer, stored, tokens, choose)
 
     def _part_of_all_heads(
         self, layer: int, sequences: Sequence[int], row: int, q: NDArray[np.float16], predicted: F32 | None
@@ -233,15 +266,20 @@ class CpuEngine(PagedEngine):
         for row in rows:
             stored = self.store.layer(sequences[row], layer)
             apart = len(sequences) == 1 and stored.tokens >= _APART_TOKENS
-            heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
-            for head in range(self.kv_heads):
-                heads.setdefault((self._policy_at(layer, head), head * apart), []).append(head)
-            for (policy, _), own in heads.items():
-                reads = SequenceReads(self.store, stored, own, self._read)
+            ahead = self._ahead.pop((layer, sequences[row]), None)
+            for (policy, _), own in self._heads_by_policy(layer, apart=apart).items():
+                reads = SequenceReads(self.store, stored, own, self._read, ahead)
                 part = Heads(row, reads, wide[row, own], order[row, own], policy, self.store.layout)
                 part.ask(self._ask, self._index)
                 parts.append(part)
         return parts
+
+    def _heads_by_policy(self, layer: int, *, apart: bool) -> dict[tuple[AttentionPolicy, int], list[int]]:
+        """Heads of a layer that follow one policy; each by itself where they are `apart`."""
+        heads: dict[tuple[AttentionPolicy, int], list[int]] = {}
+        for head in range(self.kv_heads):
+            heads.setdefault((self._policy_at(layer, head), head * apart), []).append(head)
+        return heads
 
     def _ask(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Have the reader of index pages do it after what it was asked for before."""

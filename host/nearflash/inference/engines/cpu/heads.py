@@ -87,6 +87,12 @@ class Heads:
         for first, end in pairwise([full * chunk // chunks for chunk in range(chunks + 1)]):
             self._groups.append(self.reads.groups(ask, wanted[:, first:end], groups, first))
 
+    def predict_groups(self, index: IndexCache, form: AttentionForm[F32]) -> Bools:
+        """The groups (H, full) that `choose` would ask for; none where it takes all, or would read to choose."""
+        full = self.reads.stored.flash_tokens // self._layout.group_tokens
+        self._kept = None if self._takes_all or not self.reads.suffix_kept else self.reads.find_index(index)
+        return np.zeros((len(self._q), full), bool) if self._kept is None else self._choose(full, form)
+
     def attend(self, form: AttentionForm[F32]) -> F32:
         """(H, g, d)."""
         layout, dim = self._layout, self._q.shape[-1]

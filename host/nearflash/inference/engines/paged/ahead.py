@@ -32,44 +32,47 @@ class AheadGroups:
         self, tokens: int, threads: ThreadPoolExecutor, choose: Callable[[], Bools], lacks: Lacks, read: ReadGroups
     ) -> None:
         self.tokens = tokens
-        self._chosen = Future[Bools]()
-        self._taken = threads.submit(self._choose_and_read, choose, lacks, read)
+        self._choice = Future[tuple[Bools, Ints]]()
+        """And the places of what is read of it."""
+        self._data = threads.submit(self._choose_and_read, choose, lacks, read)
 
     @property
     def chosen(self) -> Bools:
         """The groups that `choose` gave. Raises what it raised."""
-        return self._chosen.result()
+        return self._choice.result()[0]
 
     def settle(self) -> None:
         """Return when nothing is read any more, whether it failed or not."""
-        self._taken.exception()
+        self._data.exception()
 
     def take(self, heads: Ints, groups: Ints, read: ReadGroups) -> F16:
-        """Groups in rising order of heads, then numbers; `read`: those that were not read ahead. Raises as it does."""
-        own, data = self._taken.result()
-        asked = _places(heads, groups)
+        """Groups in rising order of heads, then numbers; `read`: those that are not read ahead. Raises as it does."""
+        own, asked = self._choice.result()[1], _places(heads, groups)
         at = np.searchsorted(own, asked).clip(max=max(len(own) - 1, 0))
         there = own[at] == asked if len(own) else np.zeros(len(asked), bool)
-        if there.all() and len(at) and at[-1] - at[0] == len(at) - 1:
-            return data[at[0] : at[-1] + 1]
         if not there.any():
             return read(heads, groups)
+        late = None if there.all() else read(heads[~there], groups[~there])
+        data = self._data.result()
+        if late is None and at[-1] - at[0] == len(at) - 1:
+            return data[at[0] : at[-1] + 1]
         taken = np.empty((len(asked), data.shape[1]), np.float16)
         taken[there] = data[at[there]]
-        if not there.all():
-            taken[~there] = read(heads[~there], groups[~there])
+        if late is not None:
+            taken[~there] = late
         return taken
 
-    def _choose_and_read(self, choose: Callable[[], Bools], lacks: Lacks, read: ReadGroups) -> tuple[Ints, F16]:
+    def _choose_and_read(self, choose: Callable[[], Bools], lacks: Lacks, read: ReadGroups) -> F16:
         try:
             chosen = choose()
+            heads, groups = np.nonzero(chosen)
+            wanted = lacks(heads, groups)
         except BaseException as error:
-            self._chosen.set_exception(error)
+            self._choice.set_exception(error)
             raise
-        self._chosen.set_result(chosen)
-        heads, groups = np.nonzero(chosen)
-        wanted = lacks(heads, groups)
-        return _places(heads[wanted], groups[wanted]), read(heads[wanted], groups[wanted])
+        heads, groups = heads[wanted], groups[wanted]
+        self._choice.set_result((chosen, _places(heads, groups)))
+        return read(heads, groups)
 
 
 def _places(heads: Ints, groups: Ints) -> Ints:
