@@ -217,6 +217,15 @@ def test_each_batch_has_a_start_and_passes(shape, machine):
     assert found.prefill["gpu"][-1] - plain.prefill["gpu"][-1] == pytest.approx(COUNT * 8)
 
 
+def test_engines_take_their_time_for_each_layer_and_sequence(shape, machine):
+    """Where a policy chooses what is read: there they hold all of the KV cache."""
+    slow = replace(machine, schedule=replace(machine.schedule, per_engine_visit_s=7.0))
+    for options, visits in ((OPTIONS, 0), (replace(OPTIONS, read_fraction=0.5), SIZE * COUNT * LAYERS)):
+        plain, found = (terms(shape, each, WORK, options) for each in (machine, slow))
+        assert found.decode["gpu"][-1] - plain.decode["gpu"][-1] == pytest.approx(visits * 7)
+        assert found.prefill["gpu"][-1] == plain.prefill["gpu"][-1]
+
+
 def test_hidden_states_on_disk_take_a_request_each_way(shape, machine):
     slow = replace(machine, disk=replace(machine.disk, request_s=2.0))
     plain, found = (terms(shape, each, WORK, OPTIONS) for each in (machine, slow))

@@ -203,6 +203,12 @@ class _Sizes:
         return batches * (serial + schedule.per_pass_s) + states * schedule.per_state_s
 
     @property
+    def engine_seconds(self) -> float:
+        """Seconds of a step's visits of engines, which have the KV cache where a policy chooses what is read of it."""
+        visits = self.options.block_size * len(self.shape.layers) * (self.options.read_fraction < 1)
+        return visits * self.machine.schedule.per_engine_visit_s
+
+    @property
     def parking(self) -> Vector:
         """Seconds of the requests of hidden states on disk, one of each batch at each layer."""
         visits = self.shape.state_waits * self.options.num_batches
@@ -292,7 +298,7 @@ def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vec
         sizes.matmul_seconds(options.batch_size, compute.matmul_decode_flops_per_s)
         + sizes.head_seconds(compute.matmul_decode_flops_per_s)
     )
-    gpu = on(batches + sizes.overhead_seconds(options.block_size))
+    gpu = on(batches + sizes.overhead_seconds(options.block_size) + sizes.engine_seconds)
     # 4-bit codes are unpacked first, wherever they are attended to.
     unpacked = 0.0
     if options.cache_bits != 16:

@@ -103,6 +103,7 @@ def measure_machine(
             per_layer_s=max(0.0, visit.layer - _layer_seconds(device, dtype)) if layer_rates else visit.layer,
             per_pass_s=visit.one_pass,
             per_start_s=visit.start,
+            per_engine_visit_s=visit.engine,
             per_state_s=0.0 if layer_rates else _state_seconds(device, dtype),
             per_logit_s=_logit_seconds(device, dtype),
             computing_lost_to_reads=to_reads,

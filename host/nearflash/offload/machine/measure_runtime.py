@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.offload.generation import OffloadedModel
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.weights.pretrained import silent_transformers
@@ -21,6 +23,9 @@ _FEW, _MANY = 2, 10
 """Layers of which the difference is taken."""
 _SEQUENCES, _BATCHES, _PROMPT_TOKENS, _STEPS = 4, 4, 4, 16
 _REPEATS = 3
+_CHOOSING = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=1, local_window=1)
+_CHOSEN_TOKENS = 132
+"""Of prompts that have several KV page groups to choose among."""
 
 
 def tiny_decoder(layers: int) -> LlamaConfig:
@@ -32,35 +37,46 @@ def tiny_decoder(layers: int) -> LlamaConfig:
 @dataclass(frozen=True)
 class VisitSeconds:
     """Seconds for each layer and batch, what the layer itself takes included; for each batch and pass beside its
-    layers; and once for each batch before its first pass.
+    layers; once for each batch before its first pass; and for each layer and sequence that an engine attends to, more
+    than where keys and values are computed with as they come from the disk.
     """
 
     layer: float
     one_pass: float
     start: float
+    engine: float
 
     @classmethod
-    def of(cls, few: Sequence[tuple[float, float]], many: Sequence[tuple[float, float]]) -> "VisitSeconds":
-        """Seconds from those of a step of decode and of prefill, in runs with few and with many layers."""
-        least = [[min(values) for values in zip(*runs, strict=True)] for runs in (few, many)]
-        (few_step, few_prefill), (many_step, _) = least
+    def of(
+        cls, few: Sequence[tuple[float, float]], many: Sequence[tuple[float, float]],
+        by_engine: Sequence[tuple[float, float]],
+    ) -> "VisitSeconds":  # fmt: skip
+        """Seconds from those of a step of decode and of prefill, in runs with few and with many layers, and of many
+        that engines attend to."""
+        least = [[min(values) for values in zip(*runs, strict=True)] for runs in (few, many, by_engine)]
+        (few_step, few_prefill), (many_step, _), (engine_step, _) = least
         layer = max(0.0, many_step - few_step) / ((_MANY - _FEW) * _BATCHES)
         one_pass = max(0.0, few_step / _BATCHES - _FEW * layer)
-        return cls(layer, one_pass, max(0.0, few_prefill - few_step) / _BATCHES)
+        engine = max(0.0, engine_step - many_step) / (_MANY * _BATCHES * _SEQUENCES)
+        return cls(layer, one_pass, max(0.0, few_prefill - few_step) / _BATCHES, engine)
 
 
 def visit_seconds(device: torch.device, dtype: torch.dtype, folder: Path) -> VisitSeconds:
     """Seconds of the runtime for each layer, pass and batch. Raises what the disk raises."""
-    return VisitSeconds.of(*(_seconds(layers, device, dtype, folder) for layers in (_FEW, _MANY)))
+    few, many = (_seconds(layers, device, dtype, folder) for layers in (_FEW, _MANY))
+    return VisitSeconds.of(few, many, _seconds(_MANY, device, dtype, folder, _CHOOSING))
 
 
-def _seconds(layers: int, device: torch.device, dtype: torch.dtype, folder: Path) -> list[tuple[float, float]]:
-    """Seconds of a step of decode and of prefill, of each of some runs."""
+def _seconds(
+    layers: int, device: torch.device, dtype: torch.dtype, folder: Path, attention: AttentionPolicy | None = None
+) -> list[tuple[float, float]]:
+    """Seconds of a step of decode and of prefill, of each of some runs; attention: by an engine, of longer prompts."""
     policy = OffloadPolicy(_SEQUENCES, _BATCHES, Shares(disk=1), Shares(disk=1), Shares(gpu=1))
-    rows = [[1] * _PROMPT_TOKENS for _ in range(policy.block_size)]
+    rows = [[1] * (_PROMPT_TOKENS if attention is None else _CHOSEN_TOKENS) for _ in range(policy.block_size)]
     with tempfile.TemporaryDirectory(prefix=".nearflash-measure-", dir=folder) as model:
         with silent_transformers():
             LlamaForCausalLM(tiny_decoder(layers)).to(dtype).save_pretrained(model)
         with OffloadedModel(model, policy, device=device.type, scratch=folder) as opened:
-            reports = [opened.generate(rows, max_new_tokens=_STEPS, stop_tokens=[]).report for _ in range(_REPEATS)]
+            options: dict[str, Any] = {"max_new_tokens": _STEPS, "stop_tokens": [], "attention": attention}
+            reports = [opened.generate(rows, **options).report for _ in range(_REPEATS)]
     return [(report.decode_s / (_STEPS - 1), report.prefill_s) for report in reports]
