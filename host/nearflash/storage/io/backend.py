@@ -1,6 +1,6 @@
 """Who moves bytes between an open file and memory: one blocking call after another, or a back end with queues.
 
-Source: preadv(2), pwritev(2), fsync(2).
+Source: preadv(2), pwritev(2), fdatasync(2).
 """
 
 import os
@@ -92,8 +92,8 @@ class PositionalBackend(IoBackend):
         return self._all(lambda done: os.pwritev(fd, [memory[done:]], offset + done), len(memory))
 
     def flush(self, fd: int) -> None:
-        """See IoBackend.flush."""
-        os.fsync(fd)
+        """See IoBackend.flush. Times of the file alone are left out, which cost a commit of its journal."""
+        os.fdatasync(fd)
 
     @staticmethod
     def _in_parts(
