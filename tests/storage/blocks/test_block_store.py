@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -368,6 +369,87 @@ def test_no_record_is_on_the_drive_before_its_block_is(tmp_path):
         assert put(store, range(4)) == [False] * 4
     with open_store(tmp_path / "blocks") as store:
         assert put(store, range(4)) == [True] * 4 and found(store, range(4)) == [0, 1, 2, 3]
+
+
+def test_one_flush_does_for_records_and_for_the_blocks_of_the_next_batch(tmp_path):
+    """Never for records and their own blocks."""
+    log, held, begun = [], threading.Event(), threading.Event()
+
+    class Logged(PositionalBackend):
+        def write(self, fd, memory, offset):
+            log.append("block" if len(memory) >= BLOCK else "record")
+            return super().write(fd, memory, offset)
+
+        def flush(self, fd):
+            begun.set()
+            held.wait()
+            log.append("flush")
+
+    with open_store(tmp_path / "blocks") as store:
+        assert put(store, [9]) == [True]  # a segment is begun
+        store._files[0]._file.backend = Logged()
+        first = store.submit_put([key(0)], [data(0)])
+        assert begun.wait(10)
+        others = []
+        for number in (1, 2):
+            others.append(store.submit_put([key(number)], [data(number)]))
+            while log.count("block") < 1 + number:
+                time.sleep(0.001)
+        held.set()
+        assert [transfer.result(10) for transfer in (first, *others)] == [[True]] * 3
+    assert log == ["block"] * 3 + ["flush", "record", "flush", "record", "flush", "record", "flush"]
+
+
+def test_a_flush_that_fails_ends_the_batch_before_too(tmp_path):
+    """The next flush may succeed, and has not written what the one before has lost."""
+    held, begun, fails = threading.Event(), threading.Event(), [False, True]
+
+    class Failing(PositionalBackend):
+        def flush(self, fd):
+            begun.set()
+            held.wait()
+            if fails and fails.pop(0):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open_store(tmp_path / "blocks") as store:
+        assert put(store, [9]) == [True]
+        store._files[0]._file.backend = Failing()
+        transfers = [store.submit_put([key(0)], [data(0)])]
+        assert begun.wait(10)
+        transfers.append(store.submit_put([key(1)], [data(1)]))
+        held.set()
+        assert [transfer.result(10) for transfer in transfers] == [[False]] * 2 and not fails
+        assert found(store, [0, 1, 9]) == [9] and store.stats().failed_drives == 1
+
+
+def test_erases_are_flushed_before_their_slots_are_written(tmp_path):
+    """Together with other writes; a block of an erased generation came back otherwise."""
+    log = []
+
+    class Logged(PositionalBackend):
+        def write(self, fd, memory, offset):
+            log.append((offset, len(memory)))
+            return super().write(fd, memory, offset)
+
+        def flush(self, fd):
+            log.append("flush")
+
+    with open_store(tmp_path / "blocks", 400_000, backend=Logged()) as store:
+        layout = store._files[0].layout
+        puts = 4 * layout.slots // 5
+        for number in range(puts):
+            assert all(put(store, range(5 * number, 5 * number + 5)))
+    unflushed, erases = set(), 0
+    for entry in log:
+        if entry == "flush":
+            unflushed.clear()
+            continue
+        segment, place = divmod(entry[0] - layout.zone_at(0), layout.segment_bytes)
+        if place == 0 and entry[1] == layout.zone_bytes:
+            unflushed.add(segment)
+            erases += 1
+        assert place == 0 or segment not in unflushed
+    assert erases > 10 and log.count("flush") < 2 * puts + erases
 
 
 def test_what_a_killed_writer_left_is_flushed_before_it_counts(tmp_path):

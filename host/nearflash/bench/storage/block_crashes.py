@@ -32,6 +32,8 @@ BLOCK_SIZE = 5000
 LAYOUT = BlockLayout(BLOCK_SIZE, segment_slots=6, segments=8)
 KEYS = 90
 """About twice as many as fit."""
+_COMMITTER = 1
+"""Threads of a life: a batch is committed while the next one is written."""
 CONTINUED = 16
 """After each so-manieth image the store goes on, and is looked at once more."""
 
@@ -83,8 +85,8 @@ def _content_of(key: bytes, version: int) -> bytes:
     return rng.bytes(int(rng.integers(1, BLOCK_SIZE + 1)))
 
 
-def _open(path: Path, disk: LoggedDisk) -> BlockFile:
-    return BlockFile.open_existing(path, direct=False, backend=disk, threads=0)
+def _open(path: Path, disk: LoggedDisk, threads: int = 0) -> BlockFile:
+    return BlockFile.open_existing(path, direct=False, backend=disk, threads=threads)
 
 
 class _Life:
@@ -96,7 +98,7 @@ class _Life:
         self._promised, self._oldest, self._newest = Versions(), Versions(), Versions()
         self._erases = self._moved = 0
         create_file(path, BlockLabel.create(LAYOUT, NAMESPACE), direct=False, backend=disk)
-        self._blocks: BlockFile = self._note(lambda: _open(path, disk), since=0)
+        self._blocks: BlockFile = self._note(lambda: _open(path, disk, _COMMITTER), since=0)
 
     def act(self) -> None:
         """One random call."""
@@ -125,13 +127,16 @@ class _Life:
     def _reopen(self) -> None:
         self._moved += self._blocks.statistics.moved
         self._blocks.close()
-        self._blocks = self._note(lambda: _open(self._path, self._disk))
+        self._blocks = self._note(lambda: _open(self._path, self._disk, _COMMITTER))
 
     def _put(self, keys: list[bytes]) -> None:
         transfer = BlockTransfer(len(keys))
         self._newest = self._newest | {key: self._newest.get(key, 0) + 1 for key in keys}
         data = [np.frombuffer(_content_of(key, self._newest[key]), np.uint8) for key in keys]
-        self._blocks.write([(transfer, number, key, data[number]) for number, key in enumerate(keys)])
+        blocks = [(transfer, number, key, data[number]) for number, key in enumerate(keys)]
+        half = len(blocks) // 2
+        for batch in [self._blocks.submit_write(part) for part in (blocks[:half], blocks[half:]) if part]:
+            batch.result()
 
     def _note(self, action: Callable[[], Any], since: int | None = None) -> Any:
         """Add what a call writes as events; what it evicts is promised no more from its beginning on."""

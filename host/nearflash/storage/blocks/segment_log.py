@@ -2,24 +2,26 @@
 
 Order of writes. Blocks, a flush, their records, a flush: a record counts at the next opening, whoever was told of it,
 so it is never on the drive before its block is. Of a segment that is to be filled again the blocks worth keeping are
-moved first, in that order; then a header of a new generation erases it, with a flush; only then its slots are written
-over. So each block that counts lies whole on the drive at every moment, and no block of an erased generation comes
-back. A segment more than is needed is kept free: one that a crash leaves with copies of blocks that were being moved is
-not missed.
+moved first, in that order; then a header of a new generation erases it; its slots are written over only when a flush
+has begun and ended after that. So each block that counts lies whole on the drive at every moment, and no block of an
+erased generation comes back. A segment more than is needed is kept free: one that a crash leaves with copies of blocks
+that were being moved is not missed.
 
 Batches of blocks are staged one after another: their slots are chosen, and other threads copy, check and write them. A
 thread of its own commits them, in the same order: it waits for their writes, then flushes and writes records, while the
-next batch is written.
+next batch is written. One flush does for the records of a batch and for the blocks of the next, where one waits: a
+drive writes at half its rate or less while it flushes.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any
 
 import numpy as np
@@ -44,8 +46,8 @@ _FREE = 2
 """Segments that are kept free."""
 _RUN_BYTES = 8 << 20
 """Most of one write."""
-_BATCHES = 2
-"""That are written or committed at one time."""
+_BATCHES = 3
+"""That are written or committed at one time: one's records, the next one's blocks, and those that are staged."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,9 +64,14 @@ class _Run:
 
 @dataclass(eq=False)
 class _Batch:
+    """Blocks that are committed together."""
+
     runs: list[_Run] = field(default_factory=list)
+    done: int = 0
+    """How many of the first of its blocks were staged: the result."""
     stored: int = 0
     put_bytes: int = 0
+    result: "Future[int]" = field(default_factory=Future)
 
 
 class SegmentLog:
@@ -79,8 +86,11 @@ class SegmentLog:
         """Of each segment, since the file was made."""
         self._file, self._identity, self._pool = file, superblock.identity, pool
         self._committer = committer
-        self._erased: list[Zone] = []
-        """Of segments that are ready to be filled."""
+        self._erased: deque[tuple[int, Zone]] = deque()
+        """Segments to fill next, each with the number of its erase."""
+        self._erase_count = self._durable_erases = 0
+        """Erases that were written; of them those that are durable."""
+        self._flushing = Lock()
         self._free: list[int] = []
         """Segments without blocks, which are erased first."""
         self.failed = False
@@ -88,7 +98,11 @@ class SegmentLog:
         before is read still: nothing has been written over it."""
         self._batches: list[_Batch] = []
         """Whose blocks are not in the index yet."""
-        self._commits: deque[Future[int]] = deque()
+        self._recorded: list[_Batch] = []
+        """Whose records are written, and not flushed: none but the last one that was committed."""
+        self._uncommitted = 0
+        """Batches that the committer has not taken yet."""
+        self._results: deque[Future[int]] = deque()
         self.before = BlockStatistics()
         """Counts of the file's life before it was opened."""
         self.resume(0, self.new_zone(0))
@@ -127,8 +141,8 @@ class SegmentLog:
 
     def drain(self) -> None:
         """Wait until all batches are committed."""
-        while self._commits:
-            wait([self._commits.popleft()])
+        while self._results:
+            wait([self._results.popleft()])
 
     def submit(self, blocks: Sequence[Put]) -> "Future[int]":
         """Store blocks, a segment's at most, those of stopped transfers left out; one thread at a time calls.
@@ -136,20 +150,20 @@ class SegmentLog:
         The result: how many of the first of them are durable, and in the index: fewer where pinned blocks leave no
         room, none where the drive fails, which takes no more blocks then.
         """
-        while len(self._commits) >= _BATCHES:
-            wait([self._commits.popleft()])
+        while len(self._results) >= _BATCHES:
+            wait([self._results.popleft()])
         batch = self._open_batch()
         try:
-            done = 0 if self.failed else self._stage_all(batch, blocks)
+            batch.done = 0 if self.failed else self._stage_all(batch, blocks)
         except StateError as error:
             self._fail(error)
-            done = 0
         except BaseException:
             with self._lock:
                 self._batches.remove(batch)
             raise
-        self._commits.append(self._committer.submit(self._commit, batch, done))
-        return self._commits[-1]
+        self._submit_commit(batch)
+        self._results.append(batch.result)
+        return batch.result
 
     # Blocks to come
 
@@ -231,36 +245,82 @@ class SegmentLog:
         self._file.write(offset, rows.reshape(-1))
         self._count(written_bytes=rows.nbytes)
 
-    def _commit(self, batch: _Batch, done: int) -> int:
-        """Have the blocks of a batch, then their records on the drive, then in the index."""
-        try:
-            wait([run.job for run in batch.runs])
-            if self.failed:
-                return 0
-            if batch.runs:
-                self._make_durable(batch)
-            self._publish(batch)
-            return done
-        except StateError as error:
-            self._fail(error)
-            return 0
-        finally:
-            with self._lock:
-                self._batches.remove(batch)
+    def _submit_commit(self, batch: _Batch) -> None:
+        with self._lock:
+            self._uncommitted += 1
+        self._committer.submit(self._commit, batch)
 
-    def _make_durable(self, batch: _Batch) -> None:
+    def _commit(self, batch: _Batch) -> None:
+        """Have a batch's blocks on the drive, the records of the one before, too, then this one's: in turn, in a flush
+        of their own where no other batch waits for one."""
+        with self._ending(batch):
+            self._record(batch)
+        with self._lock:
+            self._uncommitted -= 1
+            last = not self._uncommitted
+        if last:
+            with self._ending():
+                self._flush()
+                self._end_recorded()
+
+    @contextmanager
+    def _ending(self, *batches: _Batch) -> Iterator[None]:
+        """These batches and the recorded one end where it fails: whoever waits for them must not wait forever."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, StateError):
+                self._fail(error)
+            failed, self._recorded = [*batches, *self._recorded], []
+            self._end(failed, 0 if isinstance(error, StateError) else error)
+
+    def _record(self, batch: _Batch) -> None:
+        wait([run.job for run in batch.runs])
         records = [run.job.result() for run in batch.runs]
+        if self.failed or not batch.runs:
+            self._end([batch], 0 if self.failed else batch.done)
+            return
         self._flush_blocks()
+        self._end_recorded()
         for run, own in zip(batch.runs, records, strict=True):
             run.zone.put(run.first, own)
         for zone in {run.zone.segment: run.zone for run in batch.runs}.values():
             runs = [run for run in batch.runs if run.zone is zone]
             self._write_records(zone, runs[0].first, runs[-1].first + runs[-1].count)
-        self._file.flush()
+        self._recorded = [batch]
+
+    def _end_recorded(self) -> None:
+        """The records of the last batch are durable."""
+        for batch in self._recorded:
+            self._publish(batch)
+            self._end([batch], batch.done)
+        self._recorded = []
+
+    def _end(self, batches: Sequence[_Batch], result: int | BaseException) -> None:
+        for batch in batches:
+            with self._lock:
+                self._batches.remove(batch)
+            if isinstance(result, BaseException):
+                batch.result.set_exception(result)
+            else:
+                batch.result.set_result(result)
 
     def _flush_blocks(self) -> None:
         """Have the blocks on the drive whose records are written next."""
-        self._file.flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Have on the drive what was written before. Never after a flush has failed: the next one may not say so."""
+        with self._flushing:
+            if self.failed:
+                raise StateError(f"{self._file.path} takes no more blocks")
+            erases = self._erase_count
+            try:
+                self._file.flush()
+            except StateError as error:
+                self._fail(error)
+                raise
+            self._durable_erases = erases
 
     def _write_records(self, zone: Zone, first: int, end: int) -> None:
         span = zone.span(first, end)
@@ -302,7 +362,11 @@ class SegmentLog:
         while self._filled == self.layout.segment_slots:
             if not self._erased and not self._free and not self._reclaim():
                 return 0
-            self._zone = self._erased.pop(0) if self._erased else self._erase(self._free.pop(0))
+            if not self._erased:
+                self._erase(self._free.pop(0))
+            number, self._zone = self._erased.popleft()
+            if number > self._durable_erases:
+                self._flush()
             self._filled = 0
             while len(self._erased) + len(self._free) < _FREE and self._reclaim():
                 pass
@@ -318,7 +382,7 @@ class SegmentLog:
         room = self.layout.segment_slots - self._filled
         with self._lock:
             in_flight = [run.zone.segment for batch in self._batches for run in batch.runs]
-            taken = [self._zone.segment, *self._free, *in_flight, *(zone.segment for zone in self._erased)]
+            taken = [self._zone.segment, *self._free, *in_flight, *(zone.segment for _, zone in self._erased)]
             victim = self._index.victim(taken, room)
             if victim is None:
                 return False
@@ -328,7 +392,7 @@ class SegmentLog:
             self._move(kept, records)
         left = self._index.blocks_of(victim)
         self._count(evicted=len(left))
-        self._erased.append(self._erase(victim))  # where it fails its blocks are whole still, and served
+        self._erase(victim)  # where it fails its blocks are whole still, and served
         with self._lock:
             for slot in left:
                 self._index.remove(self._index.key(slot))
@@ -344,7 +408,8 @@ class SegmentLog:
             if (memory := self._load(slot, records[number : number + 1])) is not None:
                 run = self._stage(batch, 1, self._write_copy, (records[number], memory))
                 run.moved_from = slot
-        self._committer.submit(self._commit, batch, 0).result()
+        self._submit_commit(batch)
+        batch.result.result()
         if self.failed:
             raise StateError(f"{self._file.path} takes no more blocks")
 
@@ -375,13 +440,13 @@ class SegmentLog:
             self._count(**counts)
         _log.warning("%s: block %s in slot %d, to be moved, %s", self._file.path, key.hex(), slot, why)
 
-    def _erase(self, segment: int) -> Zone:
-        """Durably without blocks, and of a new generation."""
+    def _erase(self, segment: int) -> None:
+        """Without blocks, and of a new generation; durable at the next flush."""
         zone = self.new_zone(segment)
         self._sequence += 1
         self.erases[segment] += 1
         self._count(written_bytes=zone.memory.nbytes)
         zone.erase(self._sequence, int(self.erases[segment]), {name: getattr(self.life, name) for name in LIFE})
         self._file.write(self.layout.zone_at(segment), zone.memory)
-        self._file.flush()
-        return zone
+        self._erase_count += 1
+        self._erased.append((self._erase_count, zone))
