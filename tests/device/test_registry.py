@@ -12,9 +12,9 @@ from nearflash.device.backends.pynq.device import PynqDevice
 from nearflash.device.bitstreams import boards, load_board, load_manifest
 
 BACKENDS = {
-    "update": {"bit", "model", "host", "replay", "verilator", "hls", "pynq", "xrt"},
+    "update": {"bit", "model", "host", "replay", "verilator", "hls", "nvme", "pynq", "xrt"},
     "attend": {"bit", "model", "replay", "verilator", "pynq", "xrt"},
-    "expand": {"bit", "model", "host", "replay", "verilator", "pynq", "xrt"},
+    "expand": {"bit", "model", "host", "replay", "verilator", "nvme", "pynq", "xrt"},
 }
 
 
@@ -141,3 +141,10 @@ def test_without_a_card_the_backend_chooses(cards):
 def test_a_card_of_a_backend_without_cards():
     with pytest.raises(UnknownDeviceError, match="a backend with cards only, not with update-tiny@1"):
         open_device("model:update-tiny@1")
+
+
+def test_a_path_is_a_card_of_the_default_configuration():
+    assert registry.full_name("nvme:/dev/ng0n1", "update") == "nvme:update-smartssd@/dev/ng0n1"
+    assert registry.full_name("nvme:expand-tiny@/dev/ng0n1") == "nvme:expand-tiny@/dev/ng0n1"
+    with pytest.raises(UnknownDeviceError, match="not 'nvme:/dev/ng0n1'"):
+        registry.full_name("nvme:/dev/ng0n1")

@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 72_600, "rtl": 30_200, "sim": 16_000, "hls": 100, "tests": 77_500}
+LINES = {"host": 73_300, "rtl": 30_200, "sim": 16_200, "hls": 100, "tests": 77_900}
 
 
 @pytest.mark.parametrize("top", LINES)

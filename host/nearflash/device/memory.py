@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AddressError
 from nearflash.device.base import Buffer, LinkBytes
 
-__all__ = ["DEFAULT_BYTES", "PAGE_BYTES", "Memory", "SimulatedBuffer", "SimulatedMemory", "anonymous"]
+__all__ = ["DEFAULT_BYTES", "PAGE_BYTES", "AddressRanges", "Memory", "SimulatedBuffer", "SimulatedMemory", "anonymous"]
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
@@ -79,6 +79,43 @@ class SimulatedBuffer(Buffer):
         self._links.from_device += span.stop - span.start
 
 
+class AddressRanges:
+    """Which pages of a memory at [base, base + size_bytes) are taken: first fit."""
+
+    def __init__(self, base: int, size_bytes: int) -> None:
+        self._free, self._size_bytes = [(base, size_bytes)], size_bytes
+        self._taken: dict[int, int] = {}
+
+    def take(self, size_bytes: int) -> int:
+        """The lowest address where so many bytes fit, in whole pages. Raises AddressError when there is no room."""
+        if size_bytes <= 0:
+            raise AddressError(f"a buffer's size must be at least 1 byte, not {size_bytes!r}")
+        needed = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+        for i, (address, size) in enumerate(self._free):
+            if needed <= size:
+                self._free[i : i + 1] = [(address + needed, size - needed)] if needed < size else []
+                self._taken[address] = needed
+                return address
+        largest = max((size for _, size in self._free), default=0)
+        raise AddressError(
+            f"a buffer must fit the largest free range of the device memory, {largest} of {self._size_bytes} bytes, "
+            f"not {size_bytes}; free other buffers first"
+        )
+
+    def give(self, address: int) -> None:
+        """Take a range back. Raises AddressError for one that was not taken."""
+        taken = self._taken.pop(address, None)
+        if taken is None:
+            raise AddressError(f"a buffer must be allocated to be freed, not at {address:#x} (freed twice?)")
+        merged: list[tuple[int, int]] = []
+        for start, size in sorted([*self._free, (address, taken)]):
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((start, size))
+        self._free = merged
+
+
 class SimulatedMemory(Memory):
     """Bytes at device addresses [base, base + size_bytes), handed out first fit in pages.
 
@@ -94,37 +131,16 @@ class SimulatedMemory(Memory):
         self.base = base
         if self.storage.ctypes.data % PAGE_BYTES or self.size_bytes % PAGE_BYTES or base % PAGE_BYTES:
             raise AddressError(f"a memory must begin and end at multiples of {PAGE_BYTES} bytes")
-        self._free = [(base, self.size_bytes)]
-        self._taken: dict[int, int] = {}
+        self._ranges = AddressRanges(base, self.size_bytes)
 
     def allocate(self, size_bytes: int, links: LinkBytes) -> SimulatedBuffer:
         """A buffer at the lowest address where it fits. Raises AddressError when there is no room."""
-        if size_bytes <= 0:
-            raise AddressError(f"a buffer's size must be at least 1 byte, not {size_bytes!r}")
-        needed = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
-        for i, (address, size) in enumerate(self._free):
-            if needed <= size:
-                self._free[i : i + 1] = [(address + needed, size - needed)] if needed < size else []
-                self._taken[address] = needed
-                return SimulatedBuffer(address, self.view(address, size_bytes), links)
-        largest = max((size for _, size in self._free), default=0)
-        raise AddressError(
-            f"a buffer must fit the largest free range of the device memory, {largest} of {self.size_bytes} bytes, "
-            f"not {size_bytes}; free other buffers first"
-        )
+        address = self._ranges.take(size_bytes)
+        return SimulatedBuffer(address, self.view(address, size_bytes), links)
 
     def free(self, buffer: Buffer) -> None:
         """Take the buffer's range back. Raises AddressError for one that is not allocated here."""
-        taken = self._taken.pop(buffer.address, None)
-        if taken is None:
-            raise AddressError(f"a buffer must be allocated to be freed, not at {buffer.address:#x} (freed twice?)")
-        merged: list[tuple[int, int]] = []
-        for address, size in sorted([*self._free, (buffer.address, taken)]):
-            if merged and sum(merged[-1]) == address:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            else:
-                merged.append((address, size))
-        self._free = merged
+        self._ranges.give(buffer.address)
 
     def view(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
         """The bytes at [address, address + size_bytes), (size_bytes,), for what computes in this memory."""

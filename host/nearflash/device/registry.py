@@ -1,6 +1,7 @@
 """Devices by name: `backend:kernel-config`, or `backend` alone where the caller names the kernel that it needs.
 
-Where a backend has several cards, `@card` after it names one: `xrt:update-smartssd@0000:3b:00.1`.
+Where a backend has several cards, `@card` after it names one: `xrt:update-smartssd@0000:3b:00.1`. A path in the
+place of the configuration is a card of the default one: `nvme:/dev/ng0n1`.
 
 A backend is registered by entry point in the group of each kernel that it runs: `nearflash.device.update`,
 `nearflash.device.attend`, `nearflash.device.expand`.
@@ -32,7 +33,7 @@ def full_name(spec: str, kernel: str | None = None) -> str:
     UnknownDeviceError, which lists what exists, for a name that is not registered or is of another kernel, and, saying
     what to install, where the packages of a backend named alone are missing.
     """
-    name, at, card = spec.partition("@")
+    name, at, card = spec.replace(":/", "@/", 1).partition("@") if "@" not in spec else spec.partition("@")
     if kernel is not None and ":" not in name and entry_points(group=f"{GROUP}.{kernel}", name=name):
         name = f"{name}:{kernel}-{_load(name, kernel).DEFAULT_BUILD}"
     backend, _, config = name.partition(":")

@@ -1,0 +1,1 @@
+"""Device `nvme`: a drive with the command sets Computational Programs and Subsystem Local Memory."""
