@@ -16,6 +16,7 @@ from nearflash.abi.errors import (
 )
 from nearflash.abi.kernel.commands import UpdateCommand
 from nearflash.abi.optimizers import AdamStep
+from nearflash.cli import main as cli
 from nearflash.device import open_device
 from nearflash.device.backends.nvme.entries import Statuses
 from nearflash.device.drivers.expand import expand_matrix
@@ -71,6 +72,13 @@ def test_training_has_the_bits_of_the_host(drive_of, tmp_path):
                 optimizer.step()
         bits.append(parameter.detach().numpy().tobytes())
     assert bits[0] == bits[1] != torch.linspace(-1, 1, 200).numpy().tobytes()
+
+
+def test_selftest_of_a_drive(drive_of, capsys):
+    drive_of()
+    assert cli.main(["selftest", "--device", NAME, "--params", "40"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{NAME}, abi" in lines[0] and lines[-1].endswith(", 0 mismatches")
 
 
 def test_a_matrix_is_expanded(drive_of):

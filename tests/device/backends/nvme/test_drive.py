@@ -9,6 +9,7 @@ import pytest
 
 from nearflash.abi.errors import DeviceError, DeviceLostError, UnknownDeviceError
 from nearflash.device.backends.nvme import drive as module
+from nearflash.device.backends.nvme.device import NvmeDevice
 from nearflash.device.backends.nvme.drive import CharacterDrive
 from nearflash.device.backends.nvme.entries import EXECUTE, LOAD, MEMORY_WRITE
 
@@ -17,6 +18,16 @@ from nearflash.device.backends.nvme.entries import EXECUTE, LOAD, MEMORY_WRITE
 def test_what_is_no_drive_is_named(path):
     with pytest.raises(UnknownDeviceError, match=f"must be named by its generic device .*, not '{path}'"):
         CharacterDrive(path)
+
+
+def test_the_list_of_devices_names_namespaces(tmp_path, monkeypatch):
+    there = [tmp_path / name for name in ("ng0n1", "ng1n2", "nvme0n1")]
+    for path in there:
+        path.touch()
+    assert module.generic_devices(tmp_path) == [str(path) for path in there[:2]]
+    monkeypatch.setattr("nearflash.device.backends.nvme.device.generic_devices", list)
+    with pytest.raises(UnknownDeviceError, match="must have a generic device, such as /dev/ng0n1; there is none"):
+        NvmeDevice.presence()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from nearflash.abi.errors import DeviceError, UnknownDeviceError
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.kernel.config import config as named_config
 from nearflash.abi.python310 import Self
-from nearflash.device.backends.nvme.drive import CharacterDrive, NvmeDrive
+from nearflash.device.backends.nvme.drive import CharacterDrive, NvmeDrive, generic_devices
 from nearflash.device.backends.nvme.entries import (
     ACTIVATE,
     EXECUTE,
@@ -103,6 +103,13 @@ class NvmeDevice(RegisterDevice):
         except BaseException:
             drive.close()
             raise
+
+    @classmethod
+    def presence(cls) -> str:
+        """Namespaces, whatever command set they are of. Raises UnknownDeviceError where there are none."""
+        if not (there := generic_devices()):
+            raise UnknownDeviceError("an NVMe namespace must have a generic device, such as /dev/ng0n1; there is none")
+        return f"namespaces {', '.join(there)}"
 
     def read_register(self, offset: int) -> int:
         """The 32-bit register at a byte offset, as the program left it; the control word is 0 while it runs."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import DeviceError, DeviceLostError, UnknownDeviceError, WaitTimeoutError
 from nearflash.device.backends.nvme.entries import Statuses, SubmissionEntry, status_text
 
-__all__ = ["CharacterDrive", "NvmeDrive", "check_status"]
+__all__ = ["CharacterDrive", "NvmeDrive", "check_status", "generic_devices"]
 
 Bytes = NDArray[np.uint8]
 _GET_NAMESPACE = 0x4E40
@@ -50,6 +50,11 @@ class NvmeDrive(ABC):
         """Release it; it may be called twice."""
 
 
+def generic_devices(folder: Path = Path("/dev")) -> list[str]:
+    """Paths of the generic devices of this machine's namespaces."""
+    return sorted(str(path) for path in folder.glob("ng*n*"))
+
+
 def check_status(entry: SubmissionEntry, status: int, timeout_s: float) -> None:
     """Raise DeviceError, or WaitTimeoutError, for a command that did not succeed."""
     name = entry.opcode.name
@@ -68,10 +73,8 @@ class CharacterDrive(NvmeDrive):
     def __init__(self, path: str) -> None:
         match = _PATH.fullmatch(path)
         if not match or not Path(path).is_char_device():
-            there = sorted(str(one) for one in Path("/dev").glob("ng*n*")) or ["none here"]
-            raise UnknownDeviceError(
-                f"an NVMe namespace must be named by its generic device ({', '.join(there)}), not {path!r}"
-            )
+            there = ", ".join(generic_devices()) or "none here"
+            raise UnknownDeviceError(f"an NVMe namespace must be named by its generic device ({there}), not {path!r}")
         self._files: dict[int, int] = {}
         self.namespace = self._open(path)
         for other in Path("/dev").glob(f"ng{match[1]}n*"):
