@@ -187,23 +187,15 @@ class BlockFile:
     def _read(self, transfer: BlockTransfer, blocks: Sequence[tuple[int, int, bytes, Bytes]], records: Records) -> None:
         rows = reuse_buffer(len(blocks) * self.layout.slot_bytes).reshape(len(blocks), -1)
         loaded = self.load([slot for slot, *_ in blocks], rows)
-        for at, block in enumerate(blocks):
-            # Checked and copied one by one: the copy is of bytes that the check has left in the processor's cache.
-            self._serve(transfer, block, records[at : at + 1], rows[at] if loaded[at] else None)
-
-    def _serve(
-        self, transfer: BlockTransfer, block: tuple[int, int, bytes, Bytes], record: Records, memory: Bytes | None
-    ) -> None:
-        """Fill a block's target from `memory`, in which it was read, if that is what its record states."""
-        slot, number, key, target = block
-        length = int(record["length"][0])
-        good = memory is not None and block_checksums(record, [memory])[0] == record["data_crc"][0]
-        served = good and length == len(target)
-        with transfer.using_memory() as allowed:
-            if memory is not None and served and allowed:
-                target[:] = memory[:length]
-        self._count(slot, key, loaded=memory is not None, good=good, served=served)
-        transfer.settle(number, served, length)
+        good = np.array(block_checksums(records, rows)) == records["data_crc"]
+        for row, (slot, number, key, target) in enumerate(blocks):
+            length = int(records["length"][row])
+            served = loaded[row] and bool(good[row]) and length == len(target)
+            with transfer.using_memory() as allowed:
+                if served and allowed:
+                    target[:] = rows[row, :length]
+            self._count(slot, key, loaded=loaded[row], good=bool(good[row]), served=served)
+            transfer.settle(number, served, length)
 
     def _load_all(self, slots: NDArray[np.int64], rows: Bytes) -> None:
         starts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
