@@ -19,7 +19,6 @@ def apply(
     """The map's `width` outputs for `value`, whose bit k belongs to columns[k].
 
     Sums of `group` inputs are shared (1: nothing is); with `registered` they are registers, the outputs a cycle late.
-    Under an `If` every sum would be that sum and the condition, a LUT more each: call it before.
     """
     domain = m.d.sync if registered else m.d.comb
     chosen: dict[tuple[int, int], int] = {}  # (first input, inputs of the group) -> place of their sum

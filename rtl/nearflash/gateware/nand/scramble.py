@@ -57,10 +57,10 @@ class Scrambler(wiring.Component):
         m.d.comb += [self.i.ready.eq(self.o.ready | ~self.o.valid), self.o.payload.eq(result)]
         with m.If(self.i.ready):
             m.d.sync += self.o.valid.eq(self.i.valid)
-        sequence, stepped = (
-            linear.apply(m, columns, state, width)
-            for columns, width in ((_sequence(), 64), (linear.power(_ONE_STEP, 64), _BITS))
-        )
         with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [result.eq(beat), result.data.eq(beat.data ^ sequence), ahead.eq(stepped)]
+            m.d.sync += [
+                result.eq(beat),
+                result.data.eq(beat.data ^ linear.apply(m, _sequence(), state, 64)),
+                ahead.eq(linear.apply(m, linear.power(_ONE_STEP, 64), state, _BITS)),
+            ]
         return m

@@ -68,9 +68,8 @@ class Encoder(wiring.Component):
         half = Mux(high, self.i.payload[_STEPS:], self.i.payload[:_STEPS])
         # Shifting in zeros: the remainder leaves as parity, and nothing is added to it.
         mixed = wire(m, Mux(in_parity | (high & crc_beat), 0, half ^ remainder[:_STEPS]))
-        left = linear.apply(m, _columns(), mixed, _PARITY_BITS)
         with m.If(steps):
-            m.d.sync += remainder.eq(remainder[_STEPS:] ^ left)
+            m.d.sync += remainder.eq(remainder[_STEPS:] ^ linear.apply(m, _columns(), mixed, _PARITY_BITS))
             m.d.sync += [low.eq(remainder), high.eq(~high)]
 
         moves = self.o.valid & self.o.ready

@@ -49,20 +49,19 @@ class RootSearch(wiring.Component):
         shifts, moves = Signal(), Signal()
         registers = [Signal(BCH_BITS, name=f"r{k}", reset_less=True) for k in range(BCH_ERRORS + 1)]
         sources = [*registers[1:], self.i.payload.value]
-        scaled = [linear.apply(m, scaling(-_LANES * k), here, BCH_BITS) for k, here in enumerate(registers)]
         with m.If(shifts):
             m.d.sync += [here.eq(above) for here, above in zip(registers, sources, strict=True)]
         with m.Elif(moves):
-            m.d.sync += [here.eq(below) for here, below in zip(registers, scaled, strict=True)]
+            for k, here in enumerate(registers):
+                m.d.sync += here.eq(linear.apply(m, scaling(-_LANES * k), here, BCH_BITS))
 
         columns = [
             sum(power(row - k * b) << BCH_BITS * b for b in range(_LANES))
             for k in range(BCH_ERRORS + 1) for row in range(BCH_BITS)
         ]  # fmt: skip
         values, zeros = Signal(BCH_BITS * _LANES, reset_less=True), Signal(_LANES, reset_less=True)
-        sums = linear.apply(m, columns, Cat(registers), len(values), group=1)
         with m.If(moves):
-            m.d.sync += values.eq(sums)
+            m.d.sync += values.eq(linear.apply(m, columns, Cat(registers), len(values), group=1))
         is_zero = Cat(~values.word_select(b, BCH_BITS).any() for b in range(_LANES))
         self._control(m, shifts, moves, zeros, is_zero)
         return m
