@@ -133,9 +133,9 @@ def test_a_build_with_levels_counts_the_parser_that_it_has() -> None:
 def test_unknown_names_list_what_exists() -> None:
     with pytest.raises(ConfigError, match=r"family must be one of xc7, xcup, not 'ice40'"):
         list(run("update", "ice40", "tiny"))
-    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny-split, not 'update-huge'"):
+    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny-split, .*not 'update-huge'"):
         list(run("update", "xc7", "huge"))
-    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny-split, not 'expand-huge'"):
+    with pytest.raises(ConfigError, match=r"configuration must be one of .*update-tiny-split, .*not 'expand-huge'"):
         list(run("expand", "xc7", "huge"))
     with pytest.raises(ConfigError, match=r"family must be one of xc7, xcup, not 'ice40'"):
         list(run("expand", "ice40", "tiny"))

@@ -47,7 +47,7 @@ def test_the_bitstream_is_for_the_boards_part(built):
     board, manifest = built
     header = split_bit(manifest.file(".bit"))[0]
     assert header.part == board.part
-    assert header.payload_bytes > 4_000_000
+    assert header.payload_bytes > 2_000_000
 
 
 @pytest.mark.parametrize(

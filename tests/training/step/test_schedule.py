@@ -208,10 +208,10 @@ def test_no_thread_to_be_had(open_optimizer, monkeypatch, tensor):
 def test_device_memory_that_is_too_small(open_optimizer, tmp_path, tensor):
     """Named at construction; nothing of the device stays taken."""
     with open_device("model:update-tiny") as device:
-        device._memory._free = [(4096, 10 * 4096)]
+        device._memory._ranges._free = [(4096, 10 * 4096)]
         with pytest.raises(AddressError, match="must fit the largest free range"):
             open_optimizer([tensor], device=device)
-        assert device._memory._free == [(4096, 10 * 4096)]
+        assert device._memory._ranges._free == [(4096, 10 * 4096)]
 
 
 # Overlap

@@ -48,12 +48,15 @@ def test_outputs_are_the_same_and_right_predictions_read_all(open_filled, shape,
     for predicted in (q, other):
         engine, numbers = open_filled(POLICIES[name], first, page_cache_bytes, read_ahead=True)
         early = predict(engine, numbers, predicted)
-        np.testing.assert_array_equal(engine.attend(1, numbers, q), want)
+        # What is cached is summed first, and which groups a full cache keeps is a matter of time.
+        np.testing.assert_allclose(engine.attend(1, numbers, q), want, rtol=0, atol=1e-5 if page_cache_bytes else 0)
+        assert not engine._ahead
         every = engine.counters.flash_bytes["token"]
-        assert every >= read and not engine._ahead
-        if predicted is q:
+        if page_cache_bytes:
+            assert early > 0
+        elif predicted is q:
             assert (every > early) == (name == "mixed")  # a head that takes all is not predicted
-            assert every == read or page_cache_bytes
+            assert every == read
         else:
             assert 0 < early < every < read + early
 

@@ -51,7 +51,7 @@ class CpuEngine(PagedEngine):
 
     What was read stays in memory: of the index up to `index_cache_bytes`, of KV page groups up to `page_cache_bytes`.
     read_ahead: the groups that predicted queries choose are read before those of q itself, which attention waits for;
-    policy kvswap always does so. Results do not depend on it.
+    policy kvswap always does so. Results are the same but for the order of sums, as with other sizes of these caches.
     """
 
     def __init__(
