@@ -12,7 +12,13 @@ import torch
 from nearflash import training
 from nearflash.storage.state.manifest import EXTENT_PARAMS
 from nearflash.training.gradients.compression import TopK
-from nearflash.training.step.settings import CACHED_EXTENT_PARAMS, TORCH_FLAGS, Options, StepSettings
+from nearflash.training.step.settings import (
+    CACHED_EXTENT_PARAMS,
+    NARROW_EXTENT_PARAMS,
+    TORCH_FLAGS,
+    Options,
+    StepSettings,
+)
 
 KINDS = ["NearStorageAdam", "NearStorageAdamW", "NearStorageSGD", "NearStorageAdagrad", "NearStorageLion"]
 GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "optimizers.md"
@@ -23,7 +29,8 @@ GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "optimizers.md"
     [
         ({}, CACHED_EXTENT_PARAMS),
         ({"overlap": "backward"}, CACHED_EXTENT_PARAMS),
-        ({"state_format": "mx8"}, EXTENT_PARAMS),
+        ({"state_format": "mx8"}, NARROW_EXTENT_PARAMS),
+        ({"state_format": "bf16", "compression": TopK(0.01)}, NARROW_EXTENT_PARAMS),
         ({"compression": TopK(0.01)}, EXTENT_PARAMS),
         ({"resident_bytes": 1}, EXTENT_PARAMS),
         ({"resident_bytes": 1, "extent_params": 2048}, 2048),

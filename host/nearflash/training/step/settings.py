@@ -28,6 +28,8 @@ DOC = "doc"
 """Key of a field's meaning."""
 CACHED_EXTENT_PARAMS = EXTENT_PARAMS // 4
 """So small that the extents in flight in a step stay in a processor's cache."""
+NARROW_EXTENT_PARAMS = 4 * EXTENT_PARAMS
+"""So large that calls for an extent are few beside its work: with moments of 8 bits 8 to 17 MB."""
 TORCH_FLAGS = ("foreach", "fused", "capturable", "differentiable")
 """Of torch's constructors. The first two choose how torch computes and have no meaning here, the last two are False."""
 
@@ -207,10 +209,15 @@ class StepSettings:
 
     @property
     def new_extent_params(self) -> int:
-        """Parameters of an extent of a new store: few, of which several fit a processor's cache, or many a call."""
+        """Parameters of an extent of a new store: few, of which several fit a processor's cache, or many a call.
+
+        Narrow state has a quarter of the bytes: more parameters make extents as long, and calls as few.
+        """
         if self.extent_params is not None:
             return self.extent_params
-        processor = self.state_format != StateFormat.FP32 or self.compression is not None or self.resident_bytes > 0
+        if self.state_format != StateFormat.FP32:
+            return NARROW_EXTENT_PARAMS
+        processor = self.compression is not None or self.resident_bytes > 0
         return EXTENT_PARAMS if processor else CACHED_EXTENT_PARAMS
 
     @property
