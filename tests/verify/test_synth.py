@@ -89,7 +89,8 @@ def test_the_enable_of_an_operand_that_a_dsp_block_registers_is_no_path_through_
 
 
 @pytest.mark.parametrize(
-    ("family", "primitive"), [pytest.param("xc7", "RAM32M", marks=pytest.mark.full), ("xcup", "RAM32M16")]
+    ("family", "primitive"),
+    [pytest.param(*values, marks=pytest.mark.full) for values in (("xc7", "RAM32M"), ("xcup", "RAM32M16"))],
 )
 def test_the_write_address_of_a_lut_ram_is_no_path_to_what_it_reads(family: str, primitive: str) -> None:
     class Table(wiring.Component):

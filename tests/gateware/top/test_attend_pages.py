@@ -104,6 +104,7 @@ def test_a_bad_block_is_told_and_others_are_written(device, blocks):
     np.testing.assert_array_equal(read(device, names[:1])[0], sealed[0])
 
 
+@pytest.mark.full
 def test_a_flash_on_it_leaves_bad_blocks_out_and_replaces_those_that_fail(device, blocks):
     """The factory's mark and the table of bad blocks are read through the gateware; a failed program costs nothing."""
     channels = device.kernel.channels
