@@ -286,8 +286,8 @@ def test_memory_comes_back(tmp_path):
         optimizer.zero_grad()
         held = resident_bytes()
         optimizer.release()
-        assert held - resident_bytes() > weight.nbytes
+        assert held - resident_bytes() > 0.9 * weight.nbytes
         optimizer.acquire()
         held = resident_bytes()
         optimizer.release(parameters=True)
-        assert held - resident_bytes() > weight.nbytes
+        assert held - resident_bytes() > 0.9 * weight.nbytes
