@@ -20,11 +20,21 @@ def test_the_check_value_of_the_standard():
     assert crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
 
 
-def test_the_loop_is_the_packages_for_every_short_length_and_place(data):
-    loop = checksum._loop()
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_by_table"])
+def test_the_loop_is_the_packages_for_every_short_length_and_place(data, name):
+    loop = getattr(checksum._loops(), name)
     for length in (*range(1, 700), 8191, 8192, 3 * 8192 + 5):
         part = data[length % 13 :][:length]
         assert loop(find_address(part), length, length * 77) == package(part, length * 77)
+
+
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_by_table"])
+def test_a_loop_by_instruction_and_by_table_equals_the_library(data, name):
+    loop = getattr(checksum._loops(), name)
+    long = (3 * 8192 - 8, 3 * 8192, 3 * 8192 + 3 * 256 + 16, 59_904)
+    for size in (0, 8, 64, 504, 512, 520, 3 * 256 - 8, 3 * 256, 3 * 256 + 8, 1032, *long):
+        for start in (0, 1, 64):
+            assert int(loop(data.ctypes.data + start, size, 0)) == package(data[start : start + size])
 
 
 @pytest.mark.parametrize("length", [(128 << 10) - 1, 128 << 10, (128 << 10) + 1, 300 << 10])
@@ -40,5 +50,5 @@ def test_without_a_compiler_the_package_does_it(data, monkeypatch):
         raise CompileError("no compiler", "")
 
     monkeypatch.setattr(checksum, "load_library", refuse)
-    monkeypatch.setattr(checksum, "_loop", checksum._loop.__wrapped__)
+    monkeypatch.setattr(checksum, "_loops", checksum._loops.__wrapped__)
     assert crc32c(data) == package(data)

@@ -1,13 +1,27 @@
-// CRC32C of any bytes, behind those whose CRC32C is `before`. Called by checksum.py.
+// CRC32C of any bytes, behind those whose CRC32C is `before`: by the processor's instructions where it has them; by a
+// table. Called by checksum.py.
 
 #include "crc32c.hpp"
 
 using namespace nearflash;
 
-extern "C" uint32_t crc32c(const uint8_t *data, int64_t bytes, uint32_t before) {
+namespace {
+
+template <class Step> uint32_t sum(const uint8_t *data, int64_t bytes, uint32_t before) {
     const int64_t whole = bytes & ~int64_t{7};
-    uint32_t value = ~Checksum<InstructionStep>::of(data, whole, ~before);
+    uint32_t value = ~Checksum<Step>::of(data, whole, ~before);
     for (const uint8_t *at = data + whole; at < data + bytes; at++)
         value = value >> 8 ^ MOVE_ONE[0][(value ^ *at) & 0xFF];
     return ~value;
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t crc32c(const uint8_t *data, int64_t bytes, uint32_t before) { return sum<InstructionStep>(data, bytes, before); }
+
+uint32_t crc32c_by_table(const uint8_t *data, int64_t bytes, uint32_t before) {
+    return sum<TableStep>(data, bytes, before);
+}
 }

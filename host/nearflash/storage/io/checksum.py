@@ -9,10 +9,8 @@ Source: RFC 3720, 12.1 (Castagnoli).
 """
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from crc32c import crc32c as _crc32c
@@ -30,16 +28,19 @@ def crc32c(data: NDArray[np.uint8], before: int = 0) -> int:
     """CRC32C of contiguous bytes, and of those before them, whose CRC32C is `before`."""
     if data.nbytes < _APART_BYTES:
         return int(_crc32c(data, before, 0))
-    loop = _loop()
-    return int(_crc32c(data, before, 1)) if loop is None else int(loop(find_address(data), data.nbytes, before))
+    loops = _loops()
+    if loops is None:
+        return int(_crc32c(data, before, 1))
+    return int(loops.crc32c(find_address(data), data.nbytes, before))
 
 
 @cache
-def _loop() -> Callable[..., Any] | None:
-    """checksum.cpp's loop, or None without a compiler."""
+def _loops() -> ctypes.CDLL | None:
+    """The functions of checksum.cpp, or None without a compiler."""
     try:
-        loop = load_library(Path(__file__).with_suffix(".cpp")).crc32c
+        loops = load_library(Path(__file__).with_suffix(".cpp"))
     except CompileError:
         return None
-    loop.argtypes, loop.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32], ctypes.c_uint32
-    return loop
+    for loop in (loops.crc32c, loops.crc32c_by_table):
+        loop.argtypes, loop.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32], ctypes.c_uint32
+    return loops

@@ -151,10 +151,6 @@ template <bool is_fp16, int bits> void expand_every(const Codes &x) {
 
 extern "C" {
 
-// By the processor's instruction where it has one; by a table.
-uint32_t crc32c(const uint8_t *data, int64_t bytes) { return Checksum<InstructionStep>::of(data, bytes); }
-uint32_t crc32c_by_table(const uint8_t *data, int64_t bytes) { return Checksum<TableStep>::of(data, bytes); }
-
 void find_groups(const Groups *groups, Found *found) { *found = find_all(*groups, find_group); }
 
 void expand_rows(const Expansion *x, int32_t format, int32_t is_fp16) {

@@ -76,8 +76,6 @@ def load_bitmap_loops() -> ctypes.CDLL:
     """The functions of bitmap.cpp. Raises CompileError, ConfigError."""
     loops = load_library(Path(__file__).with_name("bitmap.cpp"))
     loops.find_groups.restype = loops.expand_rows.restype = loops.expand_codes.restype = None
-    for checksum in (loops.crc32c, loops.crc32c_by_table):
-        checksum.argtypes, checksum.restype = [_ADDRESS, _I64], ctypes.c_uint32
     return loops
 
 
