@@ -6,15 +6,19 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import ClassVar
 
 from nearflash.abi.errors import DeviceError, DeviceLostError
 from nearflash.abi.kernel.config import KernelConfig
+from nearflash.abi.python310 import Self
 from nearflash.abi.registers import MAGIC
+from nearflash.device.backends.remote.device import RemoteDevice
+from nearflash.device.base import Device
 from nearflash.device.bitstreams import BuildManifest, load_board, load_manifest
 from nearflash.device.memory import Memory
 from nearflash.device.registers import RegisterDevice
 
-__all__ = ["BoardDevice", "use_p2p", "verify_build"]
+__all__ = ["BoardDevice", "LogicDevice", "use_p2p", "verify_build"]
 
 P2P = "NEARFLASH_P2P"
 """Environment variable; 0: buffers without a window for direct I/O, as where the board has none."""
@@ -101,3 +105,34 @@ class BoardDevice(RegisterDevice):
             self._open = False
             with suppress(DeviceError):
                 self.release()
+
+
+class LogicDevice(BoardDevice):
+    """A kernel in the logic beside the processors that this runs on, which load it. A backend adds `load_and_open`."""
+
+    BACKEND: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def load_and_open(cls, config: str, *, again: bool) -> Self:
+        """Load the bitstream where it is not the one that is loaded, or `again`, and open the kernel in it."""
+
+    @classmethod
+    def open(cls, config: str) -> Self:
+        """Load the bitstream, unless it is the one that is loaded, and open the kernel in it.
+
+        Raises UnknownDeviceError where the board or what loads it is missing, BitstreamError, ConfigError, DigestError,
+        DeviceError where this user or this board may not load it, no memory for buffers is there, another process has
+        the board, or its clock is off.
+        """
+        return cls.load_and_open(config, again=False)
+
+    @classmethod
+    def load(cls, config: str) -> Self:
+        """Load the bitstream in any case and open the kernel in it. Raises as `open`."""
+        return cls.load_and_open(config, again=True)
+
+    @classmethod
+    def open_card(cls, config: str, card: str) -> Device:
+        """Open the board of another machine, [USER@]HOST as ssh has it (nearflash.device.backends.remote)."""
+        return RemoteDevice.connect(cls.BACKEND, config, card)

@@ -16,13 +16,11 @@ from nearflash.abi.kernel.commands import Completion
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.kernel.config import config as named_config
 from nearflash.abi.python310 import Self
-from nearflash.device.backends.board import BoardDevice, use_p2p, verify_build
+from nearflash.device.backends.board import LogicDevice, use_p2p, verify_build
 from nearflash.device.backends.pynq.clock import SLCR_ADDRESS, SLCR_BYTES, check_part, check_port, find_crystal_hz
 from nearflash.device.backends.pynq.interrupt import UioInterrupt
 from nearflash.device.backends.pynq.lock import BoardLock
 from nearflash.device.backends.pynq.memory import PynqMemory
-from nearflash.device.backends.remote.device import RemoteDevice
-from nearflash.device.base import Device
 from nearflash.device.bitstreams import BuildManifest, load_board
 from nearflash.device.bitstreams.contents import device_code
 from nearflash.device.bitstreams.header import split_bit
@@ -38,9 +36,10 @@ ARCHITECTURES = {"processing_system7": ZYNQ_7000, "zynq_ultra_ps_e": "aarch64"}
 """Machine that Linux reports, by the processing system that a design was made for."""
 
 
-class PynqDevice(BoardDevice):
+class PynqDevice(LogicDevice):
     """The kernel whose registers are `mmio`. `interrupt` is None where completion is polled."""
 
+    BACKEND: ClassVar[str] = "pynq"
     DEFAULT_BUILD: ClassVar[str] = "pynq-z2"
     LOCK: ClassVar[Path] = Path("/run/nearflash-pynq.lock")
     """The board's lock file."""
@@ -52,31 +51,13 @@ class PynqDevice(BoardDevice):
     ) -> None:
         self._mmio, self.memory, self._interrupt = mmio, memory, interrupt
         self._held = ExitStack()
-        super().__init__("pynq", config, memory)
+        super().__init__(self.BACKEND, config, memory)
         if interrupt:
             self._enable_interrupt()
 
     @classmethod
-    def open(cls, config: str) -> Self:
-        """Load the bitstream, unless it is the one that is loaded, and open the kernel in it.
-
-        Raises UnknownDeviceError where PYNQ or its board is missing, BitstreamError, ConfigError, DigestError,
-        DeviceError where this user or this board may not load it, another process has the board, or its clock is off.
-        """
-        return cls._load_and_open(config, again=False)
-
-    @classmethod
-    def load(cls, config: str) -> Self:
-        """Load the bitstream in any case and open the kernel in it. Raises as `open`."""
-        return cls._load_and_open(config, again=True)
-
-    @classmethod
-    def open_card(cls, config: str, card: str) -> Device:
-        """Open the board of another machine, [USER@]HOST as ssh has it (nearflash.device.backends.remote)."""
-        return RemoteDevice.connect("pynq", config, card)
-
-    @classmethod
-    def _load_and_open(cls, config: str, *, again: bool) -> Self:
+    def load_and_open(cls, config: str, *, again: bool) -> Self:
+        """See LogicDevice.load_and_open. Raises as `open`."""
         build = named_config(config)
         pynq = _pynq()
         manifest = verify_build(build)

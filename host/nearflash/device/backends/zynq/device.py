@@ -15,7 +15,7 @@ from nearflash.abi.errors import NearflashError
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.kernel.config import config as named_config
 from nearflash.abi.python310 import Self
-from nearflash.device.backends.board import BoardDevice, verify_build
+from nearflash.device.backends.board import LogicDevice, verify_build
 from nearflash.device.backends.pynq.clock import (
     SLCR_ADDRESS,
     SLCR_BYTES,
@@ -25,11 +25,9 @@ from nearflash.device.backends.pynq.clock import (
     set_clock,
 )
 from nearflash.device.backends.pynq.lock import BoardLock
-from nearflash.device.backends.remote.device import RemoteDevice
 from nearflash.device.backends.zynq.manager import FpgaManager
 from nearflash.device.backends.zynq.physical import PhysicalMemory, Words
 from nearflash.device.backends.zynq.region import RegionMemory, find_region
-from nearflash.device.base import Device
 from nearflash.device.bitstreams import BuildManifest
 from nearflash.device.bitstreams.contents import device_code
 from nearflash.device.bitstreams.header import split_bit
@@ -63,36 +61,17 @@ class BoardFiles:
         return PhysicalMemory(self.memory)
 
 
-class ZynqDevice(BoardDevice):
+class ZynqDevice(LogicDevice):
     """The kernel whose registers are `words`."""
 
+    BACKEND: ClassVar[str] = "zynq"
     DEFAULT_BUILD: ClassVar[str] = "pynq-z2"
     FILES: ClassVar[BoardFiles] = BoardFiles()
 
     def __init__(self, config: KernelConfig, words: Words, memory: RegionMemory) -> None:
         self._words, self.memory = words, memory
         self._held = ExitStack()
-        super().__init__("zynq", config, memory)
-
-    @classmethod
-    def open(cls, config: str) -> Self:
-        """Load the bitstream, unless it is the one that is loaded, and open the kernel in it.
-
-        Raises UnknownDeviceError where there is no FPGA manager, BitstreamError, ConfigError, DigestError, DeviceError
-        for another device, no or too little memory for buffers, a user that is not root, a board that another process
-        has, or a clock that is off.
-        """
-        return cls._load_and_open(config, again=False)
-
-    @classmethod
-    def load(cls, config: str) -> Self:
-        """Load the bitstream in any case and open the kernel in it. Raises as `open`."""
-        return cls._load_and_open(config, again=True)
-
-    @classmethod
-    def open_card(cls, config: str, card: str) -> Device:
-        """Open the board of another machine, [USER@]HOST as ssh has it (nearflash.device.backends.remote)."""
-        return RemoteDevice.connect("zynq", config, card)
+        super().__init__(self.BACKEND, config, memory)
 
     @classmethod
     def presence(cls) -> str:
@@ -101,7 +80,8 @@ class ZynqDevice(BoardDevice):
         return f"FPGA manager {cls.FILES.manager}"
 
     @classmethod
-    def _load_and_open(cls, config: str, *, again: bool) -> Self:
+    def load_and_open(cls, config: str, *, again: bool) -> Self:
+        """See LogicDevice.load_and_open. Raises as `open`."""
         build, files = named_config(config), cls.FILES
         manager = FpgaManager(files.manager, files.firmware)
         manifest = verify_build(build)
