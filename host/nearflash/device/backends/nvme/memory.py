@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AddressError, CommandError
 from nearflash.device.backends.buffers import BoardMemory, OwnedBuffer
 from nearflash.device.backends.nvme.drive import NvmeDrive
-from nearflash.device.backends.nvme.entries import MEMORY_COPY, MEMORY_READ, MEMORY_WRITE, copy_sources
+from nearflash.device.backends.nvme.entries import MEMORY_COPY, MEMORY_READ, MEMORY_WRITE, Opcode, copy_sources
 from nearflash.device.base import LinkBytes
 from nearflash.device.memory import PAGE_BYTES, AddressRanges, anonymous
 
@@ -39,16 +39,16 @@ class LocalMemory(BoardMemory):
 
     def read(self, address: int, memory: NDArray[np.uint8]) -> None:
         """Fill whole dwords from an address, a multiple of 4."""
-        self._move(MEMORY_READ.pack, address, memory)
+        self._move(MEMORY_READ, address, memory)
 
     def write(self, address: int, memory: NDArray[np.uint8]) -> None:
         """Write whole dwords to an address, a multiple of 4."""
-        self._move(MEMORY_WRITE.pack, address, memory)
+        self._move(MEMORY_WRITE, address, memory)
 
-    def _move(self, pack: object, address: int, memory: NDArray[np.uint8]) -> None:
+    def _move(self, opcode: Opcode, address: int, memory: NDArray[np.uint8]) -> None:
         for start in range(0, memory.size, CHUNK_BYTES):
             part = memory[start : start + CHUNK_BYTES]
-            self.drive.submit(pack(self.namespace, address=address + start, length=part.size), part)  # type: ignore[operator]
+            self.drive.submit(opcode.pack(self.namespace, address=address + start, length=part.size), part)
 
 
 class NvmeBuffer(OwnedBuffer):
