@@ -246,7 +246,7 @@ def test_clusters(capsys):
     "arguments",
     [("kvnand", "--dies", "99999999999"), ("kvnand", "--context", "9" * 30), ("kvnand", "--context", "1..1" + "0" * 30),
      ("instinfer", "--new", "9" * 22), ("instinfer", "--csds", "9" * 12),
-     ("smart-infinity", "--set", "csd.instinfer.clock_hz=nan"),
+     ("serving-cluster", "--rate", "nan"), ("smart-infinity", "--set", "csd.instinfer.clock_hz=nan"),
      ("smart-infinity", "--set", f"csd.instinfer.clock_hz={'9' * 5000}")],
 )  # fmt: skip
 def test_numbers_beyond_all_measure_are_refused_at_once(capsys, arguments):

@@ -8,7 +8,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.runner import print_rows, with_origin
-from nearflash.support.arguments import MOST, positive
+from nearflash.support.arguments import MOST, positive, rate
 from nearflash.support.files import PUBLIC_MODE, check_replaceable
 
 __all__ = ["amounts", "explore", "parse_ranges"]
@@ -201,7 +201,7 @@ def _add_clusters(actions: Any) -> None:
     add = _action(actions, "serving-cluster", _serving_cluster, text, pictures=False)
     _add_cluster(add)
     add("--users", type=positive, default=100, metavar="N", help="Users at once.")
-    add("--rate", type=float, default=0.0, metavar="R", help="Tokens a second that each user must get.")
+    add("--rate", type=rate, default=0.0, metavar="R", help="Tokens a second that each user must get.")
     add("--prompt", type=_amount, default=8000, metavar="N", help="Tokens of a prompt.")
     add("--new", type=_amount, default=500, metavar="N", help="Tokens generated for each.")
     add("--weight-bits", type=int, default=16, choices=(4, 8, 16), help="Bits of a weight.")

@@ -5,7 +5,7 @@ from typing import Any
 
 from nearflash.explore.studies.sweeps import row_of
 from nearflash.explore.systems.cluster import Cluster
-from nearflash.explore.systems.cluster_serving import LAYOUTS, first_token_seconds, serving_step
+from nearflash.explore.systems.cluster_serving import LAYOUTS, first_token_seconds, replica_counts, serving_step
 from nearflash.explore.systems.cluster_training import TRAINING_LAYOUTS, ClusterTraining, cluster_training_step
 from nearflash.explore.systems.instinfer import Serving
 
@@ -35,9 +35,7 @@ def _preference(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
 def _serving_rows(
     serving: Serving, cluster: Cluster, layout: str, weight_bits: int, rate: float
 ) -> Iterator[dict[str, Any]]:
-    for replicas in _divisors(cluster.all_gpus):
-        if layout == "GPU memory" and cluster.all_gpus // replicas % min(cluster.all_gpus // replicas, cluster.gpus):
-            continue  # neither whole hosts nor a part of one
+    for replicas in replica_counts(cluster, layout):
         found = serving_step(serving, cluster, layout, replicas, weight_bits)
         yield row_of(
             found,
@@ -67,7 +65,3 @@ def cluster_training_rows(
 def _mark_cheapest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     least = min((row["usd_per_million"] for row in rows if row["serves"]), default=None)
     return [{**row, "best": row["serves"] and row["usd_per_million"] == least} for row in rows]
-
-
-def _divisors(count: int) -> list[int]:
-    return [number for number in range(1, count + 1) if count % number == 0]

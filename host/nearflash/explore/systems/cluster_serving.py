@@ -26,7 +26,7 @@ from nearflash.explore.systems.nearflash import sparf_page_step
 from nearflash.explore.systems.smart_infinity import SmartSsd
 from nearflash.explore.tables import read_part
 
-__all__ = ["LAYOUTS", "first_token_seconds", "serving_step"]
+__all__ = ["LAYOUTS", "first_token_seconds", "replica_counts", "serving_step"]
 
 LAYOUTS = ("GPU memory", "host memory", "drives")
 _ASSUMPTIONS = (
@@ -103,6 +103,18 @@ def first_token_seconds(serving: Serving, cluster: Cluster, gpus: int) -> float:
     return gpu.seconds(flops / gpus, 2 * shape.active / gpus, read_part(Runtime, "tensor-parallel").prefill_fraction)
 
 
+def replica_counts(cluster: Cluster, layout: str) -> list[int]:
+    """Numbers of replicas that divide the GPUs: into whole hosts or parts of one where a host is tensor parallel."""
+    gpus = cluster.all_gpus
+    counts = [count for count in range(1, gpus + 1) if gpus % count == 0]
+    return [count for count in counts if gpus // count % _tensor(gpus // count, cluster, layout) == 0]
+
+
+def _tensor(gpus: int, cluster: Cluster, layout: str) -> int:
+    """GPUs of a replica of so many that share each layer."""
+    return min(gpus, cluster.gpus) if layout == "GPU memory" else 1
+
+
 def _replica(serving: Serving, cluster: Cluster, layout: str, replicas: int) -> _Replica:
     if layout not in LAYOUTS:
         raise PlanError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
@@ -111,9 +123,9 @@ def _replica(serving: Serving, cluster: Cluster, layout: str, replicas: int) -> 
     if replicas < 1 or cluster.all_gpus % replicas:
         raise PlanError(f"replicas must divide the {cluster.all_gpus} GPUs, not {replicas}")
     gpus = cluster.all_gpus // replicas
-    tensor = min(gpus, cluster.gpus) if layout == "GPU memory" else 1
-    if gpus % tensor:
+    if replicas not in replica_counts(cluster, layout):
         raise PlanError(f"replicas must be of whole hosts or parts of one, not of {gpus} GPUs")
+    tensor = _tensor(gpus, cluster, layout)
     mine = replace(serving, batch=math.ceil(serving.batch / replicas))
     return _Replica(mine, gpus, tensor, cluster.hosts / replicas, layout == "drives")
 
