@@ -107,6 +107,11 @@ class AttentionPolicy:
         return layout.group_tokens if self.chooses_groups else 1
 
     @property
+    def takes_suffix(self) -> bool:
+        """Whether all tokens after the last whole index block are taken beside those that are chosen."""
+        return self.keep_tail or self.mode is AttentionMode.KVSWAP
+
+    @property
     def chooses_groups(self) -> bool:
         """Whether whole KV page groups are chosen."""
         return self.mode in (AttentionMode.SPARF_PAGE, AttentionMode.KVSWAP)
@@ -121,8 +126,7 @@ class AttentionPolicy:
         if score_dims > dim:
             raise CommandError(f"score_dims must be at most {dim}, the head dimension, not {score_dims!r}")
         entry = self.entry_tokens(layout)
-        keeps_tail = self.keep_tail or self.mode is AttentionMode.KVSWAP
-        suffix = tokens % layout.block_tokens if keeps_tail else 0
+        suffix = tokens % layout.block_tokens if self.takes_suffix else 0
         entries, beside = -(-tokens // entry), -(-suffix // entry)
         local_window = max(min(self.local_window, tokens), suffix)
         window = entries - (tokens - local_window) // entry

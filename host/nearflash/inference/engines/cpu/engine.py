@@ -208,8 +208,7 @@ class CpuEngine(PagedEngine):
         """Whether all heads of a layer take all tokens after the last whole index block."""
         if layer not in self._tails:
             policies = [self._policy_at(layer, head) for head in range(self.kv_heads)]
-            tails = (AttentionMode.DENSE, AttentionMode.KVSWAP)
-            self._tails[layer] = all(one.mode in tails or one.keep_tail for one in policies)
+            self._tails[layer] = all(one.mode is AttentionMode.DENSE or one.takes_suffix for one in policies)
         return self._tails[layer]
 
     def _read_ahead(self, layer: int, sequence: int, predicted: F32, form: AttentionForm[F32]) -> None:
