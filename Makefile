@@ -18,6 +18,7 @@ FAMILY ?= xcup
 CONFIG ?= smartssd
 BOARD ?= pynq-z2
 IMAGES ?= 400
+MOUNT ?= 0
 .DEFAULT_GOAL := help
 # Containers often set it: of the many processes of tests each would compile the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -70,7 +71,7 @@ test-serving: venv ## serving engines in .venv-serving (4 GB) with blocks on dri
 
 test-power: venv ## power cuts on a real kernel in QEMU, half an hour: make test-power IMAGES=100 for less
 	bash .ci/power.sh
-	$(PY) tests/power/run.py --images $(IMAGES)
+	$(PY) tests/power/run.py --images $(IMAGES) $(if $(filter 1,$(MOUNT)),--mount)
 
 test-%: venv ## one folder of tests/: make test-gateware
 	$(PYTEST) $(FAST) tests/$*

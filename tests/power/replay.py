@@ -11,13 +11,14 @@ fs/xfs/xfs_log.c.
 import json
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cut", "Log"]
+__all__ = ["PART_BYTES", "Cut", "Log"]
 
+PART_BYTES = 64 << 10
 _MAGIC = 0x6A736677736872
 _FLUSH, _FUA, _DISCARD = 1, 2, 4
 _BLOCK_BYTES = 4096
@@ -41,10 +42,15 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Cut:
-    """A moment: what the drive has then, and the marks of before it and of after it."""
+    """A moment: what the drive has then, and the marks of before it and of after it.
+
+    The image is that of the next moment, too, once that is asked for. Outside of the parts of PART_BYTES that begin at
+    `parts` it is zero.
+    """
 
     number: int
     image: bytearray
+    parts: Sequence[int]
     marks: list[dict[str, Any]]
     following: list[dict[str, Any]]
 
@@ -57,12 +63,13 @@ class Log:
         self.flushes = sum(bool(entry.flags & _FLUSH) for entry in self.entries)
         self._marked = [(at, entry.mark) for at, entry in enumerate(self.entries) if entry.mark is not None]
 
-    def cuts(self, base: Path, count: int, seed: int, *, flushes: bool = True) -> Iterator[Cut]:
+    def cuts(self, base: Path, count: int, seed: int | str, *, flushes: bool = True) -> Iterator[Cut]:
         """So many random moments after the first mark. flushes=False, the control: the drive ignores those after it."""
         rng = random.Random(seed)
         first = next(at for at, mark in self._marked if "done" in mark)
         moments = sorted(rng.randrange(first, len(self.entries)) for _ in range(count))
         durable, pending, position = bytearray(base.read_bytes()), list[_Entry](), 0
+        image, parts = bytearray(len(durable)), self._find_parts(durable)
         for moment in moments:
             while position <= moment:
                 entry = self.entries[position]
@@ -73,11 +80,20 @@ class Log:
                 if entry.data and entry.mark is None:
                     pending.append(entry)
                 position += 1
-            image = bytearray(durable)
+            for start in parts:
+                image[start : start + PART_BYTES] = durable[start : start + PART_BYTES]
             for entry in pending:
                 _apply_some(image, entry, rng, flushes)
             marks = [mark for at, mark in self._marked if at <= moment]
-            yield Cut(moment, image, marks, [mark for at, mark in self._marked if at > moment])
+            yield Cut(moment, image, parts, marks, [mark for at, mark in self._marked if at > moment])
+
+    def _find_parts(self, base: bytearray) -> list[int]:
+        """Where the parts begin that are not zero, or are written."""
+        zeros = bytes(PART_BYTES)
+        used = {at for at in range(0, len(base), PART_BYTES) if base[at : at + PART_BYTES] != zeros[: len(base) - at]}
+        for entry in self.entries:
+            used.update(range(entry.offset // PART_BYTES * PART_BYTES, entry.offset + len(entry.data), PART_BYTES))
+        return sorted(used)
 
 
 def _apply(image: bytearray, entry: _Entry) -> None:
