@@ -5,7 +5,7 @@ import pytest
 from crc32c import crc32c as package
 
 from nearflash.storage.io import checksum
-from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.checksum import copy_checked, crc32c, crc32c_each
 from nearflash.support.native import CompileError, find_address
 
 
@@ -52,3 +52,24 @@ def test_without_a_compiler_the_package_does_it(data, monkeypatch):
     monkeypatch.setattr(checksum, "load_library", refuse)
     monkeypatch.setattr(checksum, "_loops", checksum._loops.__wrapped__)
     assert crc32c(data) == package(data)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("lengths", [[0, 1, 4096, 77], [200 << 10, 0, 64 << 10, 5]])
+def test_of_several_blocks_the_good_ones_are_copied(data, monkeypatch, lengths, compiled):
+    if not compiled:
+        monkeypatch.setattr(checksum, "_loops", lambda: None)
+    blocks = [data[number:][:length] for number, length in enumerate(lengths)]
+    before = np.array([0, 7, 2**32 - 1, 3], np.uint32)
+    expected = np.array([package(block, int(value)) for block, value in zip(blocks, before, strict=True)], np.uint32)
+    np.testing.assert_array_equal(crc32c_each(blocks, before), expected)
+    for bad in range(4):
+        targets = [np.full(length, 9, np.uint8) for length in lengths]
+        stated = expected.copy()
+        stated[bad] ^= 1
+        good = copy_checked(
+            blocks, before, stated, [None if number == 3 else target for number, target in enumerate(targets)]
+        )
+        assert good.tolist() == [number != bad for number in range(4)]
+        for number, (block, target) in enumerate(zip(blocks, targets, strict=True)):
+            np.testing.assert_array_equal(target, 9 if number in (bad, 3) else block)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import CommandError, StateError
 from nearflash.storage.blocks.index import BlockIndex
 from nearflash.storage.blocks.layout import BlockLabel, BlockLayout, read_label
-from nearflash.storage.blocks.record import Records, Zone, block_checksums
+from nearflash.storage.blocks.record import Records, Zone, copy_good_blocks
 from nearflash.storage.blocks.segment_log import Put, SegmentLog
 from nearflash.storage.blocks.statistics import BlockStatistics
 from nearflash.storage.blocks.transfer import BlockTransfer
@@ -33,7 +33,7 @@ Get = tuple[int, bytes, Bytes]
 RUN_BYTES = 8 << 20
 """Most of one read."""
 _THREADS = 8
-"""Reads in flight."""
+"""Reads in flight, and as many writes."""
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +44,7 @@ class BlockFile:
         """Not for callers: see `open`."""
         self.label, self.layout, self._file = superblock, superblock.layout, file
         self.index, self.counts, self.lock = BlockIndex(self.layout), BlockStatistics(), threading.RLock()
-        self._pool, writes = _threads(threads, "block-reads"), _threads(threads // 2, "block-writes")
+        self._pool, writes = _threads(threads, "block-reads"), _threads(threads, "block-writes")
         committer = _threads(min(threads, 1), "block-commits")
         self._log = SegmentLog(file, superblock, self.index, self.counts, self.lock, writes, committer)
 
@@ -186,16 +186,16 @@ class BlockFile:
 
     def _read(self, transfer: BlockTransfer, blocks: Sequence[tuple[int, int, bytes, Bytes]], records: Records) -> None:
         rows = reuse_buffer(len(blocks) * self.layout.slot_bytes).reshape(len(blocks), -1)
-        loaded = self.load([slot for slot, *_ in blocks], rows)
-        good = np.array(block_checksums(records, rows)) == records["data_crc"]
-        for row, (slot, number, key, target) in enumerate(blocks):
-            length = int(records["length"][row])
-            served = loaded[row] and bool(good[row]) and length == len(target)
-            with transfer.using_memory() as allowed:
-                if served and allowed:
-                    target[:] = rows[row, :length]
-            self._count(slot, key, loaded=loaded[row], good=bool(good[row]), served=served)
-            transfer.settle(number, served, length)
+        loaded, lengths = self.load([slot for slot, *_ in blocks], rows), records["length"].tolist()
+        fits = [is_there and length == len(target)
+                for is_there, length, (*_, target) in zip(loaded, lengths, blocks, strict=True)]  # fmt: skip
+        with transfer.using_memory() as allowed:
+            targets = [target if allowed and fit else None for fit, (*_, target) in zip(fits, blocks, strict=True)]
+            good = copy_good_blocks(records, rows, targets).tolist()
+        for row, (slot, number, key, _) in enumerate(blocks):
+            served = fits[row] and good[row]
+            self._count(slot, key, loaded=loaded[row], good=good[row], served=served)
+            transfer.settle(number, served, lengths[row])
 
     def _load_all(self, slots: NDArray[np.int64], rows: Bytes) -> None:
         starts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.storage.blocks.layout import BlockLayout
-from nearflash.storage.blocks.record import RECORD, Records
+from nearflash.storage.blocks.record import RECORD, Records, keys_of
 
 __all__ = ["BlockIndex"]
 
@@ -40,7 +40,7 @@ class BlockIndex:
 
     def load(self, slots: NDArray[np.intp]) -> None:
         """Begin with the blocks of these slots, whose records are there; of two with one key the later slot counts."""
-        self._slots = dict(zip((self.key(slot) for slot in slots.tolist()), slots.tolist(), strict=True))
+        self._slots = dict(zip(keys_of(self.records[slots]), slots.tolist(), strict=True))
         self._is_live[list(self._slots.values())] = True
         self._used[slots] = np.arange(1, len(slots) + 1)
         self._clock = len(slots)
@@ -57,21 +57,22 @@ class BlockIndex:
         """Whether a block lies in this slot still."""
         return self._slots.get(key) == slot
 
-    def add(self, slot: int, record: np.void) -> None:
-        """The record's block lies in a slot now, and in no other, and counts as used now."""
-        self.records[slot] = record
-        key = self.key(slot)
-        if (before := self._slots.get(key)) is not None:
-            self._is_live[before] = False
-        self._clock += 1
-        self._slots[key], self._is_live[slot], self._used[slot] = slot, True, self._clock
+    def add(self, slots: NDArray[np.intp], records: Records) -> None:
+        """The records' blocks lie in these slots now, and in no others, and count as used now."""
+        self.records[slots], self._is_live[slots] = records, True
+        self._used[slots] = np.arange(self._clock + 1, self._clock + 1 + len(slots))
+        self._clock += len(slots)
+        for slot, key in zip(slots.tolist(), keys_of(records), strict=True):
+            if (before := self._slots.get(key)) is not None:
+                self._is_live[before] = False
+            self._slots[key] = slot
 
-    def move(self, before: int, slot: int, record: np.void) -> None:
+    def move(self, before: int, slots: NDArray[np.intp], records: Records) -> None:
         """A block has a copy in another slot, which replaces it where it is still there; it does not count as used."""
         if self._is_live[before]:
             used = self._used[before]
-            self.add(slot, record)
-            self._used[slot] = used
+            self.add(slots, records)
+            self._used[slots] = used
 
     def remove(self, key: bytes) -> None:
         """Forget a block, and its pins."""
@@ -81,9 +82,7 @@ class BlockIndex:
 
     def key(self, slot: int) -> bytes:
         """The key in a slot's record."""
-        record = self.records[slot]
-        key: bytes = record["key"].tobytes()[: int(record["key_bytes"])]
-        return key
+        return keys_of(self.records[slot : slot + 1])[0]
 
     def keys(self) -> list[bytes]:
         """Keys of all blocks."""

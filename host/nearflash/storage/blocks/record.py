@@ -11,7 +11,7 @@ generation, and SHA-256 of namespace and salt.
 Source: RFC 3720, 12.1 (CRC32C).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.checksum import copy_checked, crc32c, crc32c_each
 
-__all__ = ["HEADER_BYTES", "KEY_BYTES", "LIFE", "RECORD", "Zone", "block_checksums"]
+__all__ = [
+    "HEADER_BYTES", "KEY_BYTES", "LIFE", "RECORD", "Zone", "block_checksums", "copy_good_blocks", "identity_checksums",
+    "keys_of",
+]  # fmt: skip
 
 KEY_BYTES = 48
 """Of the longest key: a hash of 32 bytes, and which of a model's KV groups it is of."""
@@ -41,13 +44,33 @@ _CRC_BYTES = 4
 Records = NDArray[Any]
 
 
-def block_checksums(records: Records, blocks: Iterable[NDArray[np.uint8]]) -> list[int]:
+def block_checksums(records: Records, blocks: Iterable[NDArray[np.uint8]]) -> NDArray[np.uint32]:
     """CRC32C of each record's identity and of its block, which is the first bytes of each of `blocks`."""
+    return crc32c_each(_parts(records, blocks), identity_checksums(records))
+
+
+def copy_good_blocks(
+    records: Records, blocks: Iterable[NDArray[np.uint8]], targets: Sequence[NDArray[np.uint8] | None]
+) -> NDArray[np.bool_]:
+    """Whether each block has its record's checksum (see block_checksums); such a block is copied to its target."""
+    return copy_checked(_parts(records, blocks), identity_checksums(records), records["data_crc"], targets)
+
+
+def keys_of(records: Records) -> list[bytes]:
+    """The key in each record."""
+    raw = np.ascontiguousarray(records["key"]).tobytes()
+    lengths = records["key_bytes"].tolist()
+    return [raw[number * KEY_BYTES : number * KEY_BYTES + length] for number, length in enumerate(lengths)]
+
+
+def identity_checksums(records: Records) -> NDArray[np.uint32]:
+    """CRC32C of what says of each record whose block it is, and where it lies."""
     raw = records.view(np.uint8).reshape(len(records), RECORD.itemsize)[:, :_IDENTITY_BYTES]
-    lengths = records["length"].tolist()
-    return [
-        crc32c(block[:length], crc32c(identity)) for identity, length, block in zip(raw, lengths, blocks, strict=True)
-    ]
+    return np.array([crc32c(identity) for identity in raw], np.uint32)
+
+
+def _parts(records: Records, blocks: Iterable[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+    return [block[:length] for length, block in zip(records["length"].tolist(), blocks, strict=True)]
 
 
 @dataclass

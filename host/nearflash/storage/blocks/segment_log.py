@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -36,6 +36,7 @@ from nearflash.storage.blocks.transfer import BlockTransfer
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
 from nearflash.storage.io.reuse import reuse_buffer
+from nearflash.support.native import find_address
 
 __all__ = ["Put", "SegmentLog"]
 
@@ -46,8 +47,9 @@ _FREE = 2
 """Segments that are kept free."""
 _RUN_BYTES = 8 << 20
 """Most of one write."""
-_BATCHES = 3
-"""That are written or committed at one time: one's records, the next one's blocks, and those that are staged."""
+_BATCHES = 4
+"""That are written or committed at one time: one's records, the next one's blocks, and two that are staged: a flush
+waits for what is written meanwhile, too, and with one the drive had nothing to do when it ended."""
 _log = logging.getLogger(__name__)
 
 
@@ -213,17 +215,18 @@ class SegmentLog:
             self._write_copies(records, blocks, offset)
 
     def _fills_slot(self, data: Bytes) -> bool:
-        return len(data) == self.layout.slot_bytes and data.ctypes.data % BLOCK_BYTES == 0
+        return len(data) == self.layout.slot_bytes and find_address(data) % BLOCK_BYTES == 0
 
     def _write_in_place(self, records: Records, blocks: Sequence[Put], offset: int) -> None:
         """Write blocks from their own memory, which is as it was checked where the transfer is not stopped by then.
 
         Stopping a transfer does not wait for the drive: what it reads then has no record.
         """
-        for number, (transfer, _, _, data) in enumerate(blocks):
-            with transfer.using_memory() as allowed:
-                records["length"][number] = len(data) * allowed
-                records["data_crc"][number] = block_checksums(records[number : number + 1], [data])[0]
+        with ExitStack() as stack:
+            transfers = {transfer for transfer, *_ in blocks}
+            allowed = {transfer: stack.enter_context(transfer.using_memory()) for transfer in transfers}
+            records["length"] = [len(data) * allowed[transfer] for transfer, _, _, data in blocks]
+            records["data_crc"] = block_checksums(records, [data for *_, data in blocks])
         self._file.gather(offset, [data.data for *_, data in blocks])
         self._count(written_bytes=len(blocks) * self.layout.slot_bytes)
         records["length"][[transfer.is_stopped() for transfer, *_ in blocks]] = 0
@@ -330,20 +333,19 @@ class SegmentLog:
     def _publish(self, batch: _Batch) -> None:
         with self._lock:
             for run in batch.runs:
-                for record in run.job.result():
-                    self._publish_block(run, record)
+                self._publish_run(run)
             batch.stored = batch.put_bytes = 0  # they are counted now
 
-    def _publish_block(self, run: _Run, record: np.void) -> None:
-        if not record["length"]:
-            return
-        slot = self.layout.slot_of(record)
+    def _publish_run(self, run: _Run) -> None:
+        records = run.job.result()
+        records = records[records["length"] > 0]
+        slots = run.zone.segment * self.layout.segment_slots + records["slot"].astype(np.intp)
         if run.moved_from is None:
-            self._index.add(slot, record)
-            self._count(stored=1, put_bytes=int(record["length"]))
+            self._index.add(slots, records)
+            self._count(stored=len(records), put_bytes=int(records["length"].sum(dtype=np.int64)))
         else:
-            self._index.move(run.moved_from, slot, record)
-            self._count(moved=1)
+            self._index.move(run.moved_from, slots, records)
+            self._count(moved=len(records))
 
     def _fail(self, error: StateError) -> None:
         if not self.failed:
@@ -428,7 +430,7 @@ class SegmentLog:
         except StateError as error:
             self._forget(slot, f"cannot be read: {error}", failed_reads=1)
             return None
-        if block_checksums(record, [memory]) == record["data_crc"].tolist():
+        if block_checksums(record, [memory])[0] == record["data_crc"][0]:
             return memory
         self._forget(slot, "is damaged: its CRC32C is wrong", damaged=1)
         return None

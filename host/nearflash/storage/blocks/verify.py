@@ -54,7 +54,7 @@ def _check_records(blocks: BlockFile, segment: int) -> Iterator[str]:
 def _verify_run(blocks: BlockFile, segment: int, slots: Sequence[int], found: BlockVerification) -> None:
     rows = reuse_buffer(len(slots) * blocks.layout.slot_bytes).reshape(len(slots), -1)
     loaded, records = blocks.load(slots, rows), blocks.index.records[slots]
-    good = np.array(block_checksums(records, rows)) == records["data_crc"]
+    good = block_checksums(records, rows) == records["data_crc"]
     wrong = [slot for slot, *right in zip(slots, loaded, good.tolist(), strict=True) if not all(right)]
     still = _find_unchanged(blocks, segment, wrong)
     found.valid += len(slots) - len(wrong)

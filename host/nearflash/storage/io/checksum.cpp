@@ -1,6 +1,8 @@
 // CRC32C of any bytes, behind those whose CRC32C is `before`: by the processor's instructions where it has them; by a
 // table. Called by checksum.py.
 
+#include <cstring>
+
 #include "crc32c.hpp"
 
 using namespace nearflash;
@@ -20,6 +22,16 @@ template <class Step> uint32_t sum(const uint8_t *data, int64_t bytes, uint32_t 
 extern "C" {
 
 uint32_t crc32c(const uint8_t *data, int64_t bytes, uint32_t before) { return sum<InstructionStep>(data, bytes, before); }
+
+// The CRC32C of each of `count` blocks goes where that of the bytes before it lies. Where there are targets, a block whose
+// CRC32C is the expected one is copied to its target, if it has one.
+void crc32c_each(const uint8_t *const *blocks, const int64_t *bytes, uint32_t *values, int64_t count,
+                 const uint32_t *expected, uint8_t *const *targets) {
+    for (int64_t n = 0; n < count; n++) {
+        values[n] = crc32c(blocks[n], bytes[n], values[n]);
+        if (targets && targets[n] && values[n] == expected[n]) memcpy(targets[n], blocks[n], bytes[n]);
+    }
+}
 
 uint32_t crc32c_by_table(const uint8_t *data, int64_t bytes, uint32_t before) {
     return sum<TableStep>(data, bytes, before);

@@ -9,6 +9,7 @@ Source: RFC 3720, 12.1 (Castagnoli).
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,13 +19,16 @@ from numpy.typing import NDArray
 
 from nearflash.support.native import CompileError, find_address, load_library
 
-__all__ = ["crc32c"]
+__all__ = ["copy_checked", "crc32c", "crc32c_each"]
+
+Bytes = NDArray[np.uint8]
+Checksums = NDArray[np.uint32]
 
 _APART_BYTES = 128 << 10
 """From here on without Python's lock."""
 
 
-def crc32c(data: NDArray[np.uint8], before: int = 0) -> int:
+def crc32c(data: Bytes, before: int = 0) -> int:
     """CRC32C of contiguous bytes, and of those before them, whose CRC32C is `before`."""
     if data.nbytes < _APART_BYTES:
         return int(_crc32c(data, before, 0))
@@ -32,6 +36,51 @@ def crc32c(data: NDArray[np.uint8], before: int = 0) -> int:
     if loops is None:
         return int(_crc32c(data, before, 1))
     return int(loops.crc32c(find_address(data), data.nbytes, before))
+
+
+def crc32c_each(blocks: Sequence[Bytes], before: Checksums) -> Checksums:
+    """CRC32C of each block, contiguous bytes, and of the bytes before it, whose CRC32C is in `before` (blocks,).
+
+    Python's lock is given away once, not for each block: beside busy threads to have it back takes up to 5 ms.
+    """
+    if loops := _loops_for(blocks):
+        return _call_for_each(loops, blocks, before, None, None)
+    return np.array([crc32c(block, int(value)) for block, value in zip(blocks, before, strict=True)], np.uint32)
+
+
+def copy_checked(
+    blocks: Sequence[Bytes], before: Checksums, expected: Checksums, targets: Sequence[Bytes | None]
+) -> NDArray[np.bool_]:
+    """Whether the CRC32C of each block, as of crc32c_each, is the expected one: then the target, if any, is filled.
+
+    A target has as many bytes as its block.
+    """
+    if loops := _loops_for(blocks):
+        addresses = np.array([0 if target is None else find_address(target) for target in targets], np.int64)
+        stated = np.array(expected, np.uint32)
+        values = _call_for_each(loops, blocks, before, find_address(stated), find_address(addresses))
+        return np.equal(values, stated).view(np.bool_)
+    good: NDArray[np.bool_] = np.equal(crc32c_each(blocks, before), expected)
+    for block, target, is_good in zip(blocks, targets, good, strict=True):
+        if is_good and target is not None:
+            target[:] = block
+    return good
+
+
+def _loops_for(blocks: Sequence[Bytes]) -> ctypes.CDLL | None:
+    """None where the lock is to be kept: see the module."""
+    return _loops() if sum(block.nbytes for block in blocks) >= _APART_BYTES else None
+
+
+def _call_for_each(
+    loops: ctypes.CDLL, blocks: Sequence[Bytes], before: Checksums, expected: int | None, targets: int | None
+) -> Checksums:
+    addresses = np.array([find_address(block) for block in blocks], np.int64)
+    lengths, values = np.array([block.nbytes for block in blocks], np.int64), before.copy()
+    loops.crc32c_each(
+        find_address(addresses), find_address(lengths), find_address(values), len(blocks), expected, targets
+    )
+    return values
 
 
 @cache
@@ -43,4 +92,6 @@ def _loops() -> ctypes.CDLL | None:
         return None
     for loop in (loops.crc32c, loops.crc32c_by_table):
         loop.argtypes, loop.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32], ctypes.c_uint32
+    pointers = [ctypes.c_void_p] * 3
+    loops.crc32c_each.argtypes, loops.crc32c_each.restype = [*pointers, ctypes.c_int64, *pointers[:2]], None
     return loops
