@@ -139,6 +139,13 @@ def test_figures_of_this_commit_are_not_old(history, capsys):
     assert main(["results", "--root", str(history), "stale"]) == 0
 
 
+@pytest.mark.parametrize("text", ['"""Doc."""\n1  # why\n', "1\n"])
+def test_comments_and_what_was_taken_back_make_no_figure_old(history, text):
+    (history / "code/a.py").write_text(text)
+    git(history, "commit", "-qam", "change 3")
+    assert find_old_figures(history) == []
+
+
 def test_published_figures_are_about_no_code(history):
     data = history / FIGURES / "figures.jsonl"
     data.write_text(data.read_text().replace('"level": "model"', '"level": "published"'))

@@ -1,13 +1,16 @@
 """Figures that are older than the code that they are about.
 
 `pages.toml` names, by a part of the command that measured a figure, the folders and files of that code. A figure is old
-where git has a commit to them after the one that the figure states. Published figures are about no code of ours.
+where these differ from those of the commit that the figure states: by more than comments, docstrings and the form of
+Python, and than what was taken back. Published figures are about no code of ours.
 """
 
+import ast
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,8 @@ __all__ = ["OldFigures", "find_old_figures", "sources_of"]
 class OldFigures:
     """The figures of one page that a command measured at one commit.
 
-    count: figures and rows. since: commits to that code after it, the newest first; none where the history does not
-    have the figures' commit.
+    count: figures and rows. since: commits to files that differ, the newest first; none where the history does not have
+    the figures' commit.
     """
 
     page: str
@@ -62,10 +65,38 @@ def find_old_figures(root: Path) -> list[OldFigures]:
     for (page, command, commit), count in counts.items():
         sources = sources_of(command, plan["sources"])
         known = commit and _git(root, "rev-parse", "-q", "--verify", f"{commit}^{{commit}}", check=False)
-        log = _git(root, "log", "--format=%h %as %s", f"{commit}..HEAD", "--", *sources) if known else ""
-        if log or not known:
+        changed = _changed_files(root, commit, sources) if known else []
+        log = _git(root, "log", "--format=%h %as %s", f"{commit}..HEAD", "--", *changed) if changed else ""
+        if changed or not known:
             old.append(OldFigures(page, command, commit, count, tuple(log.splitlines())))
     return old
+
+
+def _changed_files(root: Path, commit: str, sources: Sequence[str]) -> list[str]:
+    """Files whose code is not what it was at a commit."""
+    names = _git(root, "diff", "--name-only", "--no-renames", commit, "HEAD", "--", *sources).splitlines()
+    return [name for name in names if _code_of(root, commit, name) != _code_of(root, "HEAD", name)]
+
+
+@cache
+def _code_of(root: Path, commit: str, name: str) -> str:
+    """A file's text, that of Python without comments, docstrings and form; nothing where it was not there."""
+    text = _git(root, "show", f"{commit}:{name}", check=False)
+    if not name.endswith(".py"):
+        return text
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return text
+    for node in ast.walk(tree):
+        for body in (value for _, value in ast.iter_fields(node) if isinstance(value, list)):
+            body[:] = [entry for entry in body if not _is_text(entry)]
+    return ast.dump(tree)
+
+
+def _is_text(node: Any) -> bool:
+    """Whether a statement is a docstring, or one of an attribute."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _is_ours(line: Mapping[str, Any]) -> bool:
