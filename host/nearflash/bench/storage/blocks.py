@@ -11,9 +11,10 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,9 +26,11 @@ from nearflash.storage.blocks import BlockStore
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.direct import aligned_buffer
 
-__all__ = ["run"]
+__all__ = ["Move", "measure_rates", "read_rows", "run"]
 
 Bytes = NDArray[np.uint8]
+Move = Callable[[Sequence[bytes]], object]
+"""Stores or loads blocks of these keys."""
 _BATCH_BYTES, _MEMORY_BYTES = 32 << 20, 128 << 20
 _SMALL_BYTES = 4096
 _LATENCY_BYTES = 1 << 20
@@ -57,7 +60,7 @@ def run(
         if "rates" in chosen:
             with Probe(Path(inside), turn_bytes) as probe:
                 for size in sizes:
-                    yield _rates(file, probe, memory, size, turn_bytes, repeats)
+                    yield measure_rates(file, probe, memory, size, turn_bytes, repeats)
         if "latency" in chosen:
             yield _latency(file, memory[: file_bytes // 8], file_bytes, gets)
         if "rebuild" in chosen:
@@ -76,17 +79,21 @@ def _open(file: Path, capacity_bytes: int, block_bytes: int) -> Iterator[BlockSt
         file.unlink(missing_ok=True)
 
 
-def _rates(file: Path, probe: Probe, memory: Bytes, size: int, turn_bytes: int, repeats: int) -> dict[str, Any]:
-    source, target = memory[: len(memory) // size * size].reshape(-1, size), _rows(size)
+def measure_rates(
+    file: Path, probe: Probe, memory: Bytes, size: int, turn_bytes: int, repeats: int,
+    peers: Mapping[str, Move] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
+    """A row of rates for blocks of `size` bytes, which are parts of `memory`; `peers`: moves of others in each turn."""
+    source, target = memory[: len(memory) // size * size].reshape(-1, size), read_rows(size)
     count, seen = turn_bytes // size, dict[str, list[float]]()
 
     def turn(keys: Sequence[bytes]) -> None:
-        moves: dict[str, Callable[[], object]] = {
-            "disk_write": lambda: probe.write(count * size), "put": lambda: _put(store, keys, source),
-            "disk_read": lambda: probe.read(count * size), "get": lambda: _get(store, keys, target),
+        moves: dict[str, Move] = {
+            "disk_write": lambda _: probe.write(count * size), "put": lambda keys: _put(store, keys, source),
+            "disk_read": lambda _: probe.read(count * size), "get": lambda keys: _get(store, keys, target), **peers,
         }  # fmt: skip
         for name, move in moves.items():
-            seen.setdefault(name, []).append(count * size / time_call(move) / 1e9)
+            seen.setdefault(name, []).append(count * size / time_call(lambda move=move: move(keys)) / 1e9)  # type: ignore[misc]
 
     with _open(file, 2 * turn_bytes + turn_bytes // 4, size) as store:
         for number in range(3):  # what was never written is not read, nor written, as it will be
@@ -103,7 +110,7 @@ def _rates(file: Path, probe: Probe, memory: Bytes, size: int, turn_bytes: int, 
 
 
 def _latency(file: Path, memory: Bytes, file_bytes: int, gets: int) -> dict[str, Any]:
-    source, target = memory.reshape(-1, _LATENCY_BYTES), _rows(_LATENCY_BYTES)[:1]
+    source, target = memory.reshape(-1, _LATENCY_BYTES), read_rows(_LATENCY_BYTES)[:1]
     known, seconds, ended = _keys(0, len(source) // 2), list[float](), threading.Event()
     with _open(file, file_bytes, _LATENCY_BYTES) as store:
         _put(store, known, source)
@@ -143,7 +150,7 @@ def _rebuild(file: Path, memory: Bytes, capacity_bytes: int) -> dict[str, Any]:
 
 
 def _wear(file: Path, memory: Bytes, file_bytes: int) -> dict[str, Any]:
-    source, target = memory.reshape(-1, _WEAR_BYTES), _rows(_WEAR_BYTES)
+    source, target = memory.reshape(-1, _WEAR_BYTES), read_rows(_WEAR_BYTES)
     rng = np.random.default_rng(0)
     with _open(file, file_bytes, _WEAR_BYTES) as store:
         hot = _keys(0, max(store.stats().capacity_blocks // 20, 1))
@@ -200,8 +207,8 @@ def _noise(size_bytes: int) -> Bytes:
     return memory
 
 
-def _rows(size: int) -> Bytes:
-    """Memory for gets, whose pages are there."""
+def read_rows(size: int) -> Bytes:
+    """Memory for gets of `size` bytes, whose pages are there, (rows, size)."""
     memory = aligned_buffer(max(_MEMORY_BYTES // size, 1) * size)
     memory[:] = 0
     rows: Bytes = memory.reshape(-1, size)
