@@ -2,7 +2,7 @@
 
 python first_token.py MODEL FOLDER [--lengths N ...] [--repeats N] [--buffered]: rows of JSON for each tier and length.
 Each prompt is stored and, when memory has forgotten it and the page cache is dropped, asked again: `cached_tokens` were
-not computed then. MODEL: the folder of a Llama; FOLDER: on the drive to measure.
+not computed then. MODEL: the folder of a Llama (prompts may be longer than it is made for); FOLDER: on the drive.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def read_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4000])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tier", choices=TIERS)
     parser.add_argument("--buffered", action="store_true", help="nearflash through the page cache, too")
@@ -112,7 +112,8 @@ def main():
         return
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "WARNING",
                    "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-                   "VLLM_LOGGING_STREAM": "ext://sys.stderr"}  # fmt: skip
+                   "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+                   "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}  # fmt: skip
     with tempfile.TemporaryDirectory(prefix=".nearflash-first-", dir=arguments.folder) as inside:
         report(arguments, list(measure(arguments, Path(inside))))
 
