@@ -81,7 +81,7 @@ def test_a_recorded_selftest_replays(capsys, monkeypatch, tmp_path, spec):
 
 def test_errors_are_one_line_without_a_traceback(capsys):
     code, _, err = run(capsys, "selftest", "--device", "fpga:update-tiny")
-    assert code == 2 and err.startswith("nearflash: device must be one of bit:attend-pynq-z2,") and "\n" not in err[:-1]
+    assert code == 2 and err.startswith("nearflash: device must be one of {bit,") and "\n" not in err[:-1]
     code, _, err = run(capsys, "selftest", "--params", "-4")
     assert code == 2 and err == "nearflash: params must be at least 1, not -4\n"
 

@@ -50,7 +50,7 @@ def test_a_backend_refuses_the_configuration_of_another_kernel(backend):
 
 @pytest.mark.parametrize("spec", ["", "model", "model:", "model:tiny", "nothing:update-tiny", ":update-tiny"])
 def test_unknown_names_list_what_exists(spec):
-    with pytest.raises(UnknownDeviceError, match=rf"device must be one of bit:attend-pynq-z2, .*, not '{spec}'"):
+    with pytest.raises(UnknownDeviceError, match=rf"device must be one of {{bit,.*}}:{{attend-.*}}, .*, not '{spec}'"):
         open_device(spec)
 
 
@@ -91,8 +91,13 @@ def test_a_backend_alone_opens_its_default_build():
 def test_a_name_that_does_not_run_the_kernel_lists_those_that_do(spec):
     with pytest.raises(UnknownDeviceError) as error:
         open_device(spec, kernel="attend")
-    listed = str(error.value).removeprefix("device must be one of ").removesuffix(f", not {spec!r}").split(", ")
-    assert listed == ["bit", "model", "pynq", "replay", "verilator", "xrt", "zynq", *available_devices("attend")]
+    *backends, rest = (
+        str(error.value).removeprefix("device must be one of ").removesuffix(f", not {spec!r}").split(", ")
+    )
+    assert backends == ["bit", "model", "pynq", "replay", "verilator", "xrt", "zynq"]
+    again, builds = (part.strip("{}").split(",") for part in rest.split(":"))
+    assert again == backends
+    assert sorted(f"{backend}:{build}" for backend in backends for build in builds) == available_devices("attend")
 
 
 def test_a_backend_named_alone_names_its_missing_package(monkeypatch):

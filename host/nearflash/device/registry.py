@@ -40,9 +40,7 @@ def full_name(spec: str, kernel: str | None = None) -> str:
     build = CONFIGS.get(config)
     runs = build is not None and kernel in (None, build.kernel)
     if build is None or not runs or backend not in _backends(build.kernel):
-        names = available_devices(kernel)
-        backends = sorted({name.partition(":")[0] for name in names}) if kernel else []
-        raise UnknownDeviceError(f"device must be one of {', '.join(backends + names)}, not {spec!r}")
+        raise UnknownDeviceError(f"device must be one of {', '.join(_name_devices(kernel))}, not {spec!r}")
     return name + at + card
 
 
@@ -66,6 +64,16 @@ def open_device(spec: str, kernel: str | None = None) -> Device:
     name, _, card = full_name(spec, kernel).partition("@")
     opened, config = device_class(name), name.partition(":")[2]
     return opened.open_card(config, card) if card else opened.open(config)
+
+
+def _name_devices(kernel: str | None) -> list[str]:
+    """The devices of one kernel, or of all, as a shell writes them: {host,model}:{update-pynq-z2,update-tiny}."""
+    kernels = [kernel] if kernel else sorted({build.kernel for build in CONFIGS.values()})
+    names = sorted(_backends(kernel)) if kernel else []
+    for run in kernels:
+        builds = sorted(build.full_name for build in CONFIGS.values() if build.kernel == run)
+        names.append(f"{{{','.join(sorted(_backends(run)))}}}:{{{','.join(builds)}}}")
+    return names
 
 
 @cache
