@@ -65,14 +65,14 @@ def find_old_figures(root: Path) -> list[OldFigures]:
     for (page, command, commit), count in counts.items():
         sources = sources_of(command, plan["sources"])
         known = commit and _git(root, "rev-parse", "-q", "--verify", f"{commit}^{{commit}}", check=False)
-        changed = _changed_files(root, commit, sources) if known else []
+        changed = _find_changes(root, commit, sources) if known else []
         log = _git(root, "log", "--format=%h %as %s", f"{commit}..HEAD", "--", *changed) if changed else ""
         if changed or not known:
             old.append(OldFigures(page, command, commit, count, tuple(log.splitlines())))
     return old
 
 
-def _changed_files(root: Path, commit: str, sources: Sequence[str]) -> list[str]:
+def _find_changes(root: Path, commit: str, sources: Sequence[str]) -> list[str]:
     """Files whose code is not what it was at a commit."""
     names = _git(root, "diff", "--name-only", "--no-renames", commit, "HEAD", "--", *sources).splitlines()
     return [name for name in names if _code_of(root, commit, name) != _code_of(root, "HEAD", name)]
