@@ -6,8 +6,6 @@ import resource
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -16,6 +14,7 @@ from nearflash.abi.errors import CommandError, NearflashError, StateError, Stora
 from nearflash.offload import OffloadedModel, generate
 from nearflash.offload.results import Results, prompt_digest
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.verify.fixtures.forked import ForkedProgram
 
 GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
 POLICY = OffloadPolicy(2, 1, DISK, HOST, GPU)
@@ -151,6 +150,7 @@ def test_a_killed_run_goes_on(saved, tmp_path, prompts):
 import os, signal
 from nearflash.offload import generate
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.verify.fixtures.forked import ForkedProgram
 policy = OffloadPolicy(2, 1, Shares(disk=1), Shares(host=1), Shares(gpu=1))
 def stop(progress):
     if progress.finished >= 2 and progress.step == 3:
@@ -158,8 +158,9 @@ def stop(progress):
 generate({str(folder)!r}, {rows!r}, policy, max_new_tokens=6, results=__import__("pathlib").Path({str(file)!r}),
          progress=stop)
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL
+    program = ForkedProgram(script)
+    program.communicate()
+    assert program.returncode == -signal.SIGKILL
     with file.open("ab") as torn:
         torn.write(b'{"prompt": 2, "tok')
     resumed = run(folder, rows, file)

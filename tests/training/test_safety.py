@@ -29,6 +29,7 @@ from nearflash.device import open_device
 from nearflash.device.memory import DEFAULT_BYTES
 from nearflash.training import NearStorageAdamW, NearStorageSGD
 from nearflash.training.integrations.checkpoints import restore
+from nearflash.verify.fixtures.forked import ForkedProgram
 
 
 @pytest.fixture
@@ -345,8 +346,9 @@ def test_file_size_limit(tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         f"NearStorageAdamW([torch.nn.Parameter(torch.ones(9000))], path={str(tmp_path / 'state')!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1 and "StorageFullError: no room while reserving" in done.stderr
+    program = ForkedProgram(code)
+    _, errors = program.communicate()
+    assert program.returncode == 1 and "StorageFullError: no room while reserving" in errors
     assert list(tmp_path.iterdir()) == []
 
 

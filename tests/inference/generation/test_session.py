@@ -1,8 +1,6 @@
 """Sessions: what a turn computes and what it finds stored, in one process, in the next, and after a crash."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.inference.session import Session
 from nearflash.inference.setup import open_engine
 from nearflash.storage.kv.journal import journal_path
+from nearflash.verify.fixtures.forked import ForkedProgram
 
 TURNS = [
     "The committee met in the spring of that year and decided that the old bridge had to be mended. " * 8,
@@ -138,12 +137,10 @@ with open_engine(kv_shape(model), AttentionPolicy(), tokens=600, sequences=1, pa
 
 
 def test_after_a_kill_in_the_middle_of_a_turn(doclm, doclm_folder, tokenizer, opened, tmp_path):
-    command = [sys.executable, "-c", CHILD, str(doclm_folder), str(tmp_path / "kv"), *TURNS[:2]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if line.strip() == "80":
-                break
-        process.kill()
+    program = ForkedProgram(CHILD, str(doclm_folder), str(tmp_path / "kv"), *TURNS[:2])
+    program.wait_for("\n80\n")
+    program.kill()
+    program.communicate()
     with opened() as engine:
         session = Session(doclm, tokenizer, engine)
         assert len(session.messages) == 2  # the turn that was cut off counts as not said

@@ -1,5 +1,7 @@
 """Two ranks with half of the layers each give the tokens of one; and the command that they are started with."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -70,11 +72,20 @@ def test_two_ranks_have_a_gpu_each(saved, prompt_file, plain):
     )
 
 
-def test_ranks_draw_the_same_tokens(saved, prompt_file):
+def print_rows(folder, file, *options):
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = main(["generate", "--json", "--model", folder, "--prompts", file, "--max-new-tokens", 9, *options])
+    return code, [json.loads(line)["tokens"] for line in output.getvalue().splitlines()]
+
+
+def test_ranks_draw_the_same_tokens(saved, prompt_file, fork_ranks):
     folder, _ = saved("llama")
     rows, file = prompt_file
     drawn = ["--temperature", "1.3", "--seed", "4"]
-    found, _ = start(2, folder, file, *drawn, "--weights", "disk=1", "--batch-size", "4")
+    printed = fork_ranks(print_rows, folder, file, *drawn, "--weights", "disk=1", "--batch-size", "4")
+    assert printed[1] == (0, [])
+    code, found = printed[0]
+    assert code == 0
     policy = OffloadPolicy(4, 1, Shares(disk=1), Shares(host=1), Shares(gpu=1))
     assert found == generate(folder, rows, policy, max_new_tokens=9, temperature=1.3, seed=4).tokens
 

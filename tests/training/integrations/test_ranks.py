@@ -1,8 +1,6 @@
 """Two ranks give the bits of one; a crash between their commits, a failure of one, another number of ranks."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import torch
 from nearflash.abi.errors import CommandError, NonFiniteError
 from nearflash.training import NearStorageAdamW
 from nearflash.training.integrations.ranks import RankedOptimizer, assign_ranks
+from nearflash.verify.fixtures.forked import ForkedProgram
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05, "extent_params": 1024}
@@ -37,11 +36,8 @@ def same(one, other):
 def folder(tmp_path_factory):
     """Of two ranks that have ended."""
     folder = tmp_path_factory.mktemp("ranks")
-    ranks = [
-        subprocess.Popen([sys.executable, str(WORKER), str(rank), str(folder)], stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=280)[1].decode() for process in ranks]
+    ranks = [ForkedProgram(WORKER, str(rank), str(folder)) for rank in range(2)]
+    errors = [process.communicate()[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], errors
     return folder
 

@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from nearflash.cli.main import main
 from nearflash.storage import StateStore
 from nearflash.storage.state.ranks import reshard_offline
 from nearflash.training import NearStorageAdamW
+from nearflash.verify.fixtures.forked import ForkedProgram
 
 WORKER = Path(__file__).with_name("steps_worker.py")
 
@@ -22,18 +24,15 @@ WORKER = Path(__file__).with_name("steps_worker.py")
 def start(folder, ranks, last, *more):
     (folder / "meet").unlink(missing_ok=True)
     return [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), str(last), f"--rank={rank}", f"--ranks={ranks}", *more],
-            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        ForkedProgram(WORKER, str(folder), str(last), f"--rank={rank}", f"--ranks={ranks}", *more)
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
 
 
 def run(folder, ranks, last, *more):
     """What the ranks said, once all have ended well."""
     started = start(folder, ranks, last, *more)
-    said = [process.communicate(timeout=280) for process in started]
+    said = [process.communicate() for process in started]
     assert not any(process.returncode for process in started), said
     return [out for out, _ in said]
 
@@ -127,7 +126,7 @@ def test_any_number_of_ranks_goes_on_from_any_other(tmp_path, wanted):
 def test_a_checkpoint_every_two_steps_killed_at_five_resumed_at_four(tmp_path, wanted, ranks):
     started = start(tmp_path, ranks, 8, "--save=2", "--kill=5")
     for process in started:
-        process.communicate(timeout=280)
+        process.communicate()
     assert [process.returncode for process in started] == [-9] * ranks
     assert {*steps_of(tmp_path).values()} == {5}
     assert all("begins at 4" in line for line in run(tmp_path, ranks, 8, "--resume=4"))
@@ -159,13 +158,11 @@ def kill_one(folder, ranks, last, chance):
     """Kill a rank at some moment of its steps: the others are told. Returns the steps of all files."""
     started = start(folder, ranks, last, "--pause=0.02")
     victim = chance.randrange(ranks)
-    started[victim].stdout.readline()
-    try:
-        started[victim].wait(timeout=chance.uniform(0, 0.4))
-    except subprocess.TimeoutExpired:
-        started[victim].kill()
+    started[victim].wait_for("\n")
+    time.sleep(chance.uniform(0, 0.4))
+    started[victim].kill()
     for rank, process in enumerate(started):
-        _, error = process.communicate(timeout=120)
+        _, error = process.communicate()
         assert rank == victim or process.returncode == 0 or "StateError: every rank must answer" in error, error
     return steps_of(folder)
 

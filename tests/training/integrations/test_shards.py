@@ -1,8 +1,6 @@
 """Sharded parameters (FSDP2) on one to four ranks: the bits of one rank, crashes, failures, checkpoints, refusals."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 
 from nearflash.storage import StateStore
 from nearflash.training import NearStorageAdamW
+from nearflash.verify.fixtures.forked import ForkedProgram
 
 WORKER = Path(__file__).with_name("shards_worker.py")
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "extent_params": 1024}
@@ -19,13 +18,8 @@ OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "extent_params": 1024}
 def folder(request, tmp_path_factory):
     """What the ranks left, which have ended."""
     folder = tmp_path_factory.mktemp("shards")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), str(request.param), str(folder)], stderr=subprocess.PIPE
-        )
-        for rank in range(request.param)
-    ]
-    errors = [process.communicate(timeout=280)[1].decode() for process in ranks]
+    ranks = [ForkedProgram(WORKER, str(rank), str(request.param), str(folder)) for rank in range(request.param)]
+    errors = [process.communicate()[1] for process in ranks]
     assert not any(process.returncode for process in ranks), errors
     return folder
 

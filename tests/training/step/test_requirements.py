@@ -3,15 +3,13 @@
 Each of these read address 0 or another's memory, or came as torch's own error, some after the commit.
 """
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from nearflash.abi.errors import FormatError, NoGradientWarning, ShapeError
+from nearflash.verify.fixtures.forked import ForkedProgram
 
 
 def fake():
@@ -189,10 +187,10 @@ for count in (1, 2):
         print(error, flush=True)
 os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert (
-        done.returncode == 0 and done.stdout.count("must be a plain tensor, not a DTensor: use ShardedOptimizer") == 2
-    ), done.stderr
+    program = ForkedProgram(code)
+    output, errors = program.communicate()
+    assert program.returncode == 0, errors
+    assert output.count("must be a plain tensor, not a DTensor: use ShardedOptimizer") == 2
 
 
 def test_all_frozen_is_no_error(open_optimizer):
