@@ -1,6 +1,7 @@
 """What the way to Verilog must not lose."""
 
 import numpy as np
+from amaranth.back import rtlil
 from amaranth.hdl import Module
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
@@ -65,6 +66,10 @@ class Memories(wiring.Component):
 def test_memories_begin_with_what_they_are_given():
     out = BurstUnit(Memories(), "sim-memories").run({"i": np.array([0, 2, 1], np.uint8)})
     assert (out["zero"].tolist(), out["one"].tolist()) == ([0, 0, 9], [7, 5, 9])
+
+
+def test_contents_of_memories_are_those_that_amaranth_writes():
+    assert convert(Memories()).read_rtlil() == rtlil.convert(Memories(), name="top", emit_src=False)
 
 
 def test_a_cached_design_is_the_converted_one(tmp_path, monkeypatch):

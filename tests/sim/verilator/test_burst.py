@@ -120,7 +120,7 @@ def test_no_latency():
 
 def test_compile_error_is_named():
     with pytest.raises(BuildError, match=r"(?s)must exit with 0, not 1 \(whole log: .*build.log\):.*oops"):
-        build_library(Adder(), name="test_broken", shim="int oops = undefined_thing;")
+        build_library(Adder(), name="test_broken", shim="int oops = undefined_thing;", brief=True)
 
 
 @pytest.mark.full

@@ -40,7 +40,10 @@ _VERILATOR_FLAGS = (
 )
 _CXX_FLAGS = ("-std=c++20", "-march=native", "-fPIC", "-fno-plt", "-fpch-preprocess", "-w", "-DVERILATOR=1")
 _CXX_DEFINES = ("VM_COVERAGE=0", "VM_SC=0", "VM_TIMING=0")
-_FAST, _BRIEF, _SLOW = "-O2", "-O1", "-O0"
+_FAST, _BRIEF = "-O2", "-O1"
+_SLOW = '#pragma GCC optimize("O0")\n'
+"""Before what runs once (construction, first settling): optimising it only costs build time, as an option of its own
+would cost another precompiled header."""
 _ONE_FILE_BYTES = 200_000
 """Generated C++ below this is compiled as one file, as is all that runs once: g++ takes 0.3 s to begin a file."""
 _GROUP_BYTES = 3_000_000
@@ -153,7 +156,7 @@ def _build(
         (work / name).write_text(text)
     environment = _environment()
     _verilate(design, work, environment, trace, show_streams, batch)
-    runtime = _runtime(trace)
+    header, runtime = _header(trace, fast), _runtime(trace)
     generated = [
         str(path.relative_to(work)) for pattern in ("datapath*.cpp", "obj/*.cpp") for path in sorted(work.glob(pattern))
     ]
@@ -161,11 +164,8 @@ def _build(
 
     def compile_one(source: str) -> str:
         target = f"obj/{Path(source).stem}.o"
-        # Verilator's __Slow files run once (construction, first settling): optimising them only costs build time.
-        level = _SLOW if source.endswith("__Slow.cpp") else fast
         # A precompiled header of the design's own would take longer to make than it saves, for kernels too.
-        prefix = ["-include", str(runtime / _RUNTIME_HEADER)]
-        _call([*cxx, level, *prefix, "-c", source, "-o", target], work, environment)
+        _call([*cxx, fast, "-include", str(header), "-c", source, "-o", target], work, environment)
         return target
 
     slow = [source for source in generated if source.endswith("__Slow.cpp")]
@@ -175,7 +175,8 @@ def _build(
     else:
         groups = {"all__Slow.cpp": slow, **_groups(work, quick)}
     for name, members in groups.items():
-        (work / name).write_text(_one_file(members, flags if members[-1] == "shim.cpp" else ()))
+        text = _one_file(members, flags if members[-1] == "shim.cpp" else ())
+        (work / name).write_text(_SLOW * (members == slow) + text)
     with ThreadPoolExecutor(_JOBS) as pool:
         objects = list(pool.map(compile_one, groups))
     objects += [str(path) for path in sorted(runtime.glob("*.o"))]
@@ -218,28 +219,33 @@ def _cxx(trace: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def _precompile(cxx: Sequence[str], header: str, level: str, work: Path, environment: Mapping[str, str]) -> None:
-    # g++ looks through a folder of that name for the one with its own options.
-    target = f"{header}.gch/{level}"
-    (work / target).parent.mkdir(exist_ok=True)
-    _call([*cxx, level, "-x", "c++-header", header, "-o", target], work, environment)
+def _header(trace: bool, level: str) -> Path:
+    """The header of Verilator's runtime, precompiled beside it: a third of what a small library would compile."""
+
+    def build(work: Path) -> None:
+        lines = ["verilated.h", *(["verilated_vcd_c.h"] if trace else []), "cstdint", "cstring", "vector", "string"]
+        (work / _RUNTIME_HEADER).write_text("".join(f"#include <{line}>\n" for line in lines))
+        target = f"{_RUNTIME_HEADER}.gch"
+        _call([*_cxx(trace), level, "-x", "c++-header", _RUNTIME_HEADER, "-o", target], work, _environment())
+
+    return build_once("verilator-header", _runtime_parts(trace, level), build) / _RUNTIME_HEADER
 
 
 def _runtime(trace: bool) -> Path:
-    """Verilator's runtime as objects, and its header precompiled: two thirds of what a small library would compile."""
+    """Verilator's runtime as objects: a third of what a small library would compile."""
 
     def build(work: Path) -> None:
-        cxx, environment = _cxx(trace), _environment()
-        lines = ["verilated.h", *(["verilated_vcd_c.h"] if trace else []), "cstdint", "cstring", "vector", "string"]
-        (work / _RUNTIME_HEADER).write_text("".join(f"#include <{line}>\n" for line in lines))
-        for level in (_FAST, _BRIEF, _SLOW):
-            _precompile(cxx, _RUNTIME_HEADER, level, work, environment)
+        header = _header(trace, _BRIEF)
         for name in ("verilated", "verilated_threads", *(["verilated_vcd_c"] if trace else [])):
             source = verilator_root() / "include" / f"{name}.cpp"
-            _call([*cxx, _FAST, "-c", str(source), "-o", f"{name}.o"], work, environment)
+            command = [*_cxx(trace), _BRIEF, "-include", str(header), "-c", str(source), "-o", f"{name}.o"]
+            _call(command, work, _environment())
 
-    parts = [machine(), repr((_CXX_FLAGS, _CXX_DEFINES, _FAST, _BRIEF, _SLOW))]
-    return build_once("verilator-runtime-trace" if trace else "verilator-runtime", parts, build)
+    return build_once("verilator-runtime", _runtime_parts(trace, _BRIEF), build)
+
+
+def _runtime_parts(trace: bool, level: str) -> list[str]:
+    return [machine(), repr((_CXX_FLAGS, _CXX_DEFINES, trace, level))]
 
 
 def _call(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ __all__ = ["KernelLibrary", "MemoryModel", "PortStatistics", "ProtocolError", "S
 
 _SHIM = Path(__file__).parents[1] / "shims" / "kernel.cpp"
 _REGISTER_LIMIT_CYCLES = 1000
-_NARROW_BITS = 64
+_NARROW_BITS = 128
 """Kernels with ports up to this width run as fast where they are compiled for short runs, within the spread."""
 _WAITS_BYTES = 1 << 16
 _WAITS_SHOWN = 16
