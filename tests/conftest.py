@@ -86,7 +86,6 @@ def _mark_combinations(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """What collecting made stays: walking it takes half a second each time that a test, or transformers, collects."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

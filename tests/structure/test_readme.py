@@ -2,11 +2,11 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from nearflash.verify.fixtures.forked import ForkedProgram
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -68,8 +68,9 @@ def test_readme_has_three_snippets():
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=[re.findall(r"nearflash\.(\w+)", code)[0] for code in SNIPPETS])
 def test_snippets_of_the_readme_run(snippet, tmp_path):
     assert not re.search(r"nearflash\.(model|device\.selftest)\b", snippet), "public imports only"
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    program = ForkedProgram(f"import os\nos.chdir({str(tmp_path)!r})\n{snippet}")
+    _, errors = program.communicate(600)
+    assert program.returncode == 0, errors
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))

@@ -5,13 +5,13 @@ import torch
 
 from nearflash.abi.errors import StateError
 
-lightning = pytest.importorskip("pytorch_lightning", reason="Lightning is not installed: make venv")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Train up to a step, from a checkpoint or from the beginning: the model's parameters and what was saved."""
+    lightning = pytest.importorskip("pytorch_lightning", reason="Lightning is not installed: make venv")
     from nearflash.training.examples.lightning import Bytes
     from nearflash.training.integrations.lightning import LightningSnapshots
 

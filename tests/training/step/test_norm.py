@@ -26,8 +26,8 @@ def test_squares_are_nearly_exact_at_any_scale():
     gradients = [torch.from_numpy((rng.standard_normal(n) * s).astype(np.float32)) for n, s in
                  ((1, 1e30), (70_000, 1e-30), (200_001, 1.0), (0, 1.0), (17, 1e-3))]  # fmt: skip
     for chosen in ([1], [2, 4], [0, 1, 2, 3, 4]):
-        exact = sum(Fraction(float(x)) ** 2 for i in chosen for x in gradients[i])
-        assert abs(Fraction(sum_of_squares(gradients[i] for i in chosen)) / exact - 1) < Fraction(1, 10**14)
+        exact = math.fsum(x * x for i in chosen for x in gradients[i].double().tolist())  # no square is rounded
+        assert abs(Fraction(sum_of_squares(gradients[i] for i in chosen)) / Fraction(exact) - 1) < Fraction(1, 10**14)
 
 
 def test_squares_do_not_depend_on_threads_or_neighbours():

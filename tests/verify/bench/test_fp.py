@@ -7,8 +7,8 @@ from nearflash.verify.bench import fp
 
 
 def test_one_object_for_each_operation():
-    rows = list(fp.run({"add": 2_000, "muladd": 2_000, "div_by_invariant": 2_000, "to_bf16": 2_000}, seed=1))
-    assert [row["op"] for row in rows] == ["add", "muladd", "div_by_invariant", "to_bf16"]
+    rows = list(fp.run({"add": 2_000, "to_bf16": 2_000}, seed=1))
+    assert [row["op"] for row in rows] == ["add", "to_bf16"]
     assert all((row["vectors"], row["mismatches"]) == (2_000, 0) for row in rows)
     assert all(row["latency_cycles"] > 0 for row in rows)
 

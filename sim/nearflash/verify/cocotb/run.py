@@ -33,6 +33,8 @@ _MAKEFLAGS = {
     "CFG_CXXFLAGS_STD": "-std=gnu++20",
     "CFG_CXXFLAGS_COROUTINES": "-fcoroutines",
     "CFG_LDLIBS_THREADS": "-pthread",
+    # Python takes the time of a run: Verilator's own functions beside the model are compiled for no speed.
+    "OPT_GLOBAL": "-O0",
     "PYTHON3": "python3",
 }
 
