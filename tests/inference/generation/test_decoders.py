@@ -105,7 +105,7 @@ def both(request):
     return model, attach(copy.deepcopy(model))
 
 
-@pytest.mark.parametrize("new", [24, pytest.param(NEW, marks=pytest.mark.full)])
+@pytest.mark.parametrize("new", [12, pytest.param(NEW, marks=pytest.mark.full)])
 def test_tokens_of_three_unequal_prompts_are_those_of_the_models_own_cache(both, make_engine, new):
     """By the engine in plain arrays, and by the one on a flash."""
     model, attached = both

@@ -31,8 +31,8 @@ def test_tokens_are_those_of_transformers(mixture, prompts, plain, family, slots
     size = expert_buffer(folder)
     for overlap in (True, False):
         (folder / COUNTS_FILE).unlink(missing_ok=True)
-        done = generate(folder, rows, policy(overlap=overlap), max_new_tokens=12, expert_bytes=slots * size)
-        assert done.tokens == eager(model, plain, rows, 3, 12)
+        done = generate(folder, rows, policy(overlap=overlap), max_new_tokens=8, expert_bytes=slots * size)
+        assert done.tokens == eager(model, plain, rows, 3, 8)
         report = done.report
         asked = report.expert_hits + report.experts_ahead + report.expert_misses
         assert asked > 0 and report.expert_misses > 0
