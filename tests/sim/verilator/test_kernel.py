@@ -15,6 +15,7 @@ from nearflash.sim.stalls import SimulationTimeout
 from nearflash.sim.verilator.kernel import KernelLibrary, MemoryModel, ProtocolError, SimulatedBusError
 
 CONTROL, ERROR, SOURCE, TARGET, BEATS, REVISION = range(0, 24, 4)
+FLAW, FLAWS = 0x04, ("", "wlast", "size", "lost")
 BASE = 0x1000_0000
 MEMORY_BYTES = 1 << 20
 
@@ -22,7 +23,8 @@ MEMORY_BYTES = 1 << 20
 class Copy(wiring.Component):
     """Copies BEATS beats of 128 bits from SOURCE to TARGET when CONTROL is written; interrupt when done.
 
-    `flaw` breaks one thing: "wlast" (never set), "size" (narrow bursts), "lost" (drops the 5th beat).
+    FLAW breaks one thing, by its place in FLAWS: "wlast" (never set), "size" (narrow bursts), "lost" (drops the 5th
+    beat).
     """
 
     s_axi_control: In(AxiLiteSignature(8))
@@ -30,10 +32,6 @@ class Copy(wiring.Component):
     m_axi_gmem1: Out(Axi4WriteSignature(128))
     interrupt: Out(1)
     git_revision: In(32)
-
-    def __init__(self, flaw=None):
-        self.flaw = flaw
-        super().__init__()
 
     def elaborate(self, platform):
         m = Module()
@@ -60,12 +58,13 @@ class Copy(wiring.Component):
             m.d.sync += count.eq(count + 1)
         with m.If(start):
             m.d.sync += busy.eq(1)
-        if self.flaw == "wlast":
-            m.d.comb += self.m_axi_gmem1.wlast.eq(0)
-        if self.flaw == "size":
-            m.d.comb += self.m_axi_gmem0.arsize.eq(2)
-        if self.flaw == "lost":
-            m.d.comb += writer.i.valid.eq(reader.o.valid & (count != 4))
+        with m.Switch(registers[1]):
+            with m.Case(FLAWS.index("wlast")):
+                m.d.comb += self.m_axi_gmem1.wlast.eq(0)
+            with m.Case(FLAWS.index("size")):
+                m.d.comb += self.m_axi_gmem0.arsize.eq(2)
+            with m.Case(FLAWS.index("lost")):
+                m.d.comb += writer.i.valid.eq(reader.o.valid & (count != 4))
         self.control(m, registers, start, Cat(reader.error.response, writer.error.response))
         return m
 
@@ -102,7 +101,10 @@ class Copy(wiring.Component):
 @pytest.fixture
 def open_copy():
     def open_(flaw=None, **options):
-        return KernelLibrary(Copy(flaw), f"test_copy_{flaw}", memory_bytes=MEMORY_BYTES, **options)
+        kernel = KernelLibrary(Copy(), "test_copy", memory_bytes=MEMORY_BYTES, **options)
+        if flaw:
+            kernel.write_register(FLAW, FLAWS.index(flaw))
+        return kernel
 
     return open_
 
