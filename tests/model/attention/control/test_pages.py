@@ -68,15 +68,15 @@ def test_pages_change_nothing(mode, seed):
     assert read.codewords == counted.all.codewords
 
 
-def paged(index=IndexFormat.INT4, **options):
+def paged(index=IndexFormat.INT4, tokens=300, **options):
     settings = HeadSettings(Mode.PAGE | Mode.PROBABILITY, 64, 0.18, score_dims=8, top_k=4, local_window=1,
                             group_tokens=16, block_tokens=64, index_format=index, **options)  # fmt: skip
-    return random_vector(settings, 300, 2, seed=5)
+    return random_vector(settings, tokens, 2, seed=5)
 
 
 @pytest.mark.parametrize("index", IndexFormat)
 def test_only_what_is_read_is_judged(index):
-    vector = paged(index)
+    vector = paged(index, 150)
     memory = Memory(vector)
     wanted = vector.result()
     codewords = memory.bytes.reshape(-1, SEALED_BYTES)
