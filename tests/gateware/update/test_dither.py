@@ -69,10 +69,11 @@ def test_a_whole_tile_at_one_group_a_cycle():
     assert found == dither("m", 3, first, 4 * count).reshape(-1, 4).tolist()
 
 
-def test_a_command_drops_what_is_left():
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.full)])
+def test_a_command_drops_what_is_left(stride):
     """Whatever the one before was at: mixing, waiting, giving groups."""
     rng = np.random.default_rng(1)
-    for pause in range(45):
+    for pause in range(0, 45, stride):
         commands = [({"step": int(rng.integers(1, 99)), "first_param": int(rng.integers(1 << 20))}, n)
                     for n in (pause, 30)]  # fmt: skip
         last = commands[-1][0]
