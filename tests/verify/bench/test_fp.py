@@ -1,14 +1,18 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from nearflash.model.fp.add import add
 from nearflash.verify.bench import fp
 
 
-def test_one_object_for_each_operation():
-    rows = list(fp.run({"add": 2_000, "to_bf16": 2_000}, seed=1))
-    assert [row["op"] for row in rows] == ["add", "to_bf16"]
+@pytest.mark.parametrize(
+    "names", [["add", "to_bf16"], pytest.param(["muladd", "div_by_invariant"], marks=pytest.mark.full)]
+)
+def test_one_object_for_each_operation(names):
+    rows = list(fp.run(dict.fromkeys(names, 2_000), seed=1))
+    assert [row["op"] for row in rows] == names
     assert all((row["vectors"], row["mismatches"]) == (2_000, 0) for row in rows)
     assert all(row["latency_cycles"] > 0 for row in rows)
 
