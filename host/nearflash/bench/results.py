@@ -184,6 +184,8 @@ def _rows(bench: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] 
 
 
 def _number(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_number, value))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value).replace("|", "\\|")
     if isinstance(value, float) and not value.is_integer():

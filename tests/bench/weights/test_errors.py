@@ -39,13 +39,25 @@ def test_rows_of_a_small_model(monkeypatch):
     monkeypatch.setattr(errors, "_TOKENS", 32)
     monkeypatch.setattr(errors, "_HELD_OUT_WINDOWS", 1)
     settings = SizesSettings((), (), (), 1, Path())
-    rows = list(errors.measure(str(DOCLM), settings, rates=(1e-8, 1e-3), seeds=(5,)))
-    assert len(rows) == 2 * 2 * 6 and {row["seed"] for row in rows} == {5}
-    found = {(row["subject"], row["form"], row["bit_error_rate"], row["corrected"]): row for row in rows}
-    for (subject, form, rate, corrected), row in found.items():
-        if corrected or rate == 1e-8:
-            assert row["bits_flipped"] <= (0 if corrected else 6) and (row["bits_flipped"] or row["loss_increase"] == 0)
-        elif form == "coded":
-            assert row["loss"] is None and row["tensors_rejected"] > 40
+    rows = list(errors.measure(str(DOCLM), settings, rates=(1e-8, 1e-3), seeds=(5, 6)))
+    assert len(rows) == 2 * 2 * 6 and {row["seeds"] for row in rows} == {2}
+    for row in rows:
+        corrected, rate, left = (row[key] for key in ("corrected", "bit_error_rate", "bits_left_fraction"))
+        if corrected:
+            assert left == 0 and row["loss_increase"] == 0 and row["loss_increase_range"] == [0, 0]
+        elif rate == 1e-8:
+            assert left < 1e-6
+        elif row["stored"] == "weights, coded":
+            assert row["loss_increase"] is None and min(row["tensors_rejected"]) > 40
+            assert row["seeds_without_loss"] == 2 and row["loss_increase_range"] is None
         else:
-            assert row["bits_flipped"] > 200 and (row["loss"] is None or row["loss_increase"] > 0.01), (subject, form)
+            assert left == pytest.approx(rate, rel=0.2)
+            assert row["loss_increase"] is None or row["loss_increase"] > 0.01, row
+
+
+def test_a_seed_without_a_loss_is_above_all_others():
+    tries = [BitErrors(1e-3, False, np.random.default_rng(seed), bits=1, read_bits=100) for seed in range(3)]
+    row = errors._sum_up(tries, [(None, 0), (2.5, 0), (3.0, 1)], 2.0)
+    assert (row["loss_increase"], row["loss_increase_range"], row["seeds_without_loss"]) == (1.0, [0.5, 1.0], 1)
+    assert row["bits_left_fraction"] == 0.01 and row["tensors_rejected"] == [0, 0, 1]
+    assert errors._sum_up(tries, [(None, 1), (None, 2), (3.0, 0)], 2.0)["loss_increase"] is None

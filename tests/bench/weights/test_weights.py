@@ -23,8 +23,10 @@ def rows_of(part, **options):
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):
-    with pytest.raises(CommandError, match="parts must be of sizes, decode, errors, gpu, loading, forward, not bytes"):
-        list(run(["bytes"]))
+    with pytest.raises(
+        CommandError, match="parts must be of bytes, sizes, decode, errors, gpu, loading, forward, not none"
+    ):
+        list(run(["none"]))
     with pytest.raises(CommandError, match="path must be a folder on the disk to measure, not "):
         list(run(path=tmp_path / "none"))
     with pytest.raises(CommandError, match="windows must be at least 1, not 0"):
@@ -151,6 +153,16 @@ def test_a_process_over_its_cap_is_named(folders, tmp_path, monkeypatch):
     monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 1 << 20)
     rows = list(forward.measure(folders, tmp_path, 16 << 20))
     assert all("did not end: " in row["skipped"] for row in rows)
+
+
+def test_bytes_are_beside_their_bound_and_peers():
+    rows = rows_of("bytes", dtype="bf16", format="coded")
+    ours = {(row["pruning"], row["format"], row["dtype"]): row for row in rows}
+    assert 0.6 < ours["none", "coded", "bf16"]["bytes_fraction"] < 0.68
+    assert ours["magnitude", "coded", "bf16"]["bytes_fraction"] < 0.37
+    assert ours["none", "coded", "fp8-e4m3"]["bytes_fraction"] < 0.83
+    for row in rows:
+        assert row["of"] and (not row.get("lossless") or row["entropy_bound_fraction"] < row["bytes_fraction"] < 1)
 
 
 def test_peers_and_fp8_are_beside_their_entropy():

@@ -47,6 +47,7 @@ __all__ = [
     "entropy_bound",
     "load_named",
     "measure",
+    "measure_bytes",
     "settings_of",
 ]
 
@@ -126,10 +127,28 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
             for format in formats:
                 row = _row(model, narrow, format, bound, others)
                 yield {"pruning": pruning, "format": format, "dtype": dtype, **losses, **row}
-            if settings.formats == FORMATS and pruning in ("none", "magnitude"):
-                yield from ({"pruning": pruning, "dtype": dtype, "of": OF, "entropy_bound_fraction": bound, **row}
-                            for row in _peer_rows(narrow, dtype))  # fmt: skip
-        if settings.formats == FORMATS and pruning in ("none", "magnitude"):
+
+
+def measure_bytes(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
+    """A row for each format, ours and other packages', and dtype: of weights as they are, and half pruned by magnitude.
+
+    None needs texts. Raises MissingModelError.
+    """
+    model, _ = load_named(name)
+    model.requires_grad_(False)
+    names = layer_weights(model)
+    for pruning in ("none", "magnitude"):
+        formats = [name for name in settings.formats
+                   if (name in _UNPRUNED if pruning == "none" else not name.startswith("int"))]  # fmt: skip
+        for _ in prune(model, None, **PRUNINGS[pruning]) if PRUNINGS[pruning] else ():
+            pass
+        for dtype in settings.dtypes:
+            narrow = {name: model.get_parameter(name).to(DTYPES[dtype]) for name in names}
+            bound = sum(map(entropy_bound, narrow.values())) / sum(8 * weight.nbytes for weight in narrow.values())
+            ours = ({"format": format, **_bytes_row(narrow, settings_of(format))[0]} for format in formats)
+            for row in (*ours, *_peer_rows(narrow, dtype)):
+                yield {"pruning": pruning, "dtype": dtype, "of": OF, "entropy_bound_fraction": bound, **row}
+        if "coded" in formats:
             yield from ({"pruning": pruning, **row} for row in _fp8_rows([model.get_parameter(name) for name in names]))
 
 
@@ -167,23 +186,28 @@ def _round_states(states: Tensor) -> Tensor:
 
 def _row(model: Any, narrow: Mapping[str, Tensor], format: str, bound: float, tokens: Tensor) -> dict[str, Any]:
     settings = settings_of(format)
-    with ThreadPoolExecutor(os.cpu_count() or 1, initializer=set_ieee_arithmetic) as pool:
-        outcomes = list(pool.map(partial(_pack_and_expand, settings), narrow.items()))
-    stored = sum(len(packed.data) for packed, _ in outcomes)
-    expanded = {packed.name: weight for packed, weight in outcomes}
-    elements = sum(weight.numel() for weight in narrow.values())
-    row: dict[str, Any] = {
-        "density": sum(int(torch.count_nonzero(weight)) for weight in narrow.values()) / elements,
-        "bytes_fraction": stored / sum(weight.nbytes for weight in narrow.values()),
-        "of": OF,
-        "forms": dict(sorted(Counter(packed.form for packed, _ in outcomes).items())),
-        "lossless": int(all(torch.equal(_patterns(narrow[name]), _patterns(expanded[name])) for name in narrow)),
-    }
+    row, expanded = _bytes_row(narrow, settings)
     if settings["bits"] == 16:
         row["entropy_bound_fraction"] = bound
     elif next(iter(narrow.values())).dtype == torch.float16:
         row |= _losses("perplexity", model, expanded, tokens, kv=format.startswith("int"))
     return row
+
+
+def _bytes_row(narrow: Mapping[str, Tensor], settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Bytes of weights in a format, and what they expand to."""
+    with ThreadPoolExecutor(os.cpu_count() or 1, initializer=set_ieee_arithmetic) as pool:
+        outcomes = list(pool.map(partial(_pack_and_expand, settings), narrow.items()))
+    stored = sum(len(packed.data) for packed, _ in outcomes)
+    expanded = {packed.name: weight for packed, weight in outcomes}
+    elements = sum(weight.numel() for weight in narrow.values())
+    return {
+        "density": sum(int(torch.count_nonzero(weight)) for weight in narrow.values()) / elements,
+        "bytes_fraction": stored / sum(weight.nbytes for weight in narrow.values()),
+        "of": OF,
+        "forms": dict(sorted(Counter(packed.form for packed, _ in outcomes).items())),
+        "lossless": int(all(torch.equal(_patterns(narrow[name]), _patterns(expanded[name])) for name in narrow)),
+    }, expanded
 
 
 def _pack_and_expand(settings: Mapping[str, Any], named: tuple[str, Tensor]) -> tuple[PackedTensor, Tensor]:

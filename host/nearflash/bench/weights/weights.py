@@ -2,8 +2,9 @@
 
 Parts:
 
-    sizes     bytes of the decoder layers' linear weights in every format, against dense 16-bit bytes and the
-              entropy bound; perplexity
+    bytes     of the decoder layers' linear weights in every format and by other packages, as they are and half pruned
+              by magnitude, against dense 16-bit bytes (of fp8: 8-bit ones) and the entropy bound
+    sizes     bytes in our formats after each way of pruning; perplexity
     decode    GB/s of dense output from memory, on one core and on two, beside a plain copy and zstd
     errors    loss with bit errors in stored weights and in K and V, with and without a correcting code
     gpu       GB/s of dense output on a GPU, beside a copy in its memory
@@ -24,7 +25,15 @@ from nearflash.weights.pretrained import SMOLLM2
 
 __all__ = ["run"]
 
-PARTS = SIZES, DECODE, ERRORS, GPU, LOADING, FORWARD = "sizes", "decode", "errors", "gpu", "loading", "forward"
+PARTS = BYTES, SIZES, DECODE, ERRORS, GPU, LOADING, FORWARD = (
+    "bytes",
+    "sizes",
+    "decode",
+    "errors",
+    "gpu",
+    "loading",
+    "forward",
+)
 
 
 def run(
@@ -54,7 +63,8 @@ def run(
         raise CommandError(f"path must be a folder on the disk to measure, not {str(path)!r}")
     formats = sizes.FORMATS if format is None else (format,)
     dtypes = sizes.DTYPE_NAMES if dtype is None else (dtype,)
-    for part, measure in ((SIZES, sizes.measure), (DECODE, decode.measure), (ERRORS, errors.measure)):
+    measures = {BYTES: sizes.measure_bytes, SIZES: sizes.measure, DECODE: decode.measure, ERRORS: errors.measure}
+    for part, measure in measures.items():
         for model in models if part in parts else ():
             settings = sizes.SizesSettings(formats, dtypes, tuple(texts), windows, path)
             try:
