@@ -46,7 +46,8 @@ def test_targets_are_reached_as_measured(model, capsys, target):
     assert [row["layer"] for row in chosen] == [0, 1] and any(row["choice"] != "lossless" for row in chosen)
     assert set(report["evaluation"]) == {"before", "after"} and "accuracy" in report["evaluation"]["after"]
     out, err = capsys.readouterr()
-    assert out.count(" *\n") == 2 and "evaluation after: perplexity" in out and "measured 18/18" in err
+    assert "layer  method" in out and "evaluation after: perplexity" in out
+    assert "search: 9 forms of 2 layers, about " in err and "measured 9/9" in err and "pruned 2/2" in err
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,25 @@ def test_what_misses_its_target_is_removed(model, monkeypatch, capsys):
     losses = iter([10.0, 11.0])
     assert run(model, "+0.02") == 2
     assert "target must be +0.0953 or more" in capsys.readouterr().err and not (model.parent / "small").exists()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_leaves_nothing(model, monkeypatch, when):
+    def interrupt(*_):
+        if when == "before" or (model.parent / "small").exists():
+            raise KeyboardInterrupt
+        return 10.0
+
+    monkeypatch.setattr("nearflash.cli.compress._measure", interrupt)
+    assert run(model, "0.95") == 130
+    assert not (model.parent / "small").exists()
+
+
+def test_a_size_that_lossless_forms_have_needs_no_search(model, capsys):
+    """Regression: nothing is calibrated, or measured, where all weights may stay as they are."""
+    assert run(model, "0.97") == 0
+    out, err = capsys.readouterr()
+    assert "search:" not in err and "measured" not in err and out.count("none ") == 2 and "(+0.0000 nats" in out
 
 
 def test_targets_are_parsed():

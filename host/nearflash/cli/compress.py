@@ -8,13 +8,12 @@ import sys
 import time
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.cli.target import check_outcome, parse_target, search_layers, tabulate
+from nearflash.cli.target import TargetSearch, check_outcome, parse_target, tabulate
 from nearflash.support.arguments import positive
 from nearflash.support.files import remove_on_error, write_durably
 from nearflash.weights.compress import BITS, FORMATS
@@ -25,6 +24,8 @@ __all__ = ["compress"]
 _METHODS = ("wanda", "sparsegpt", "magnitude", "none")
 _SPARSITY, _HELD_OUT_WINDOWS = 0.5, 16
 """By default; and windows that a target is measured on, at most."""
+_WINDOWS, _TARGET_WINDOWS = 128, 32
+"""That are calibrated on, by default."""
 _EXAMPLES = """examples:
   Prune half of the weights by Wanda, calibrated on texts, and write them losslessly:
     nearflash compress DIR --texts book.txt manual.txt -o SMALL
@@ -80,8 +81,8 @@ def compress(subparsers: Any) -> None:
         help="UTF-8 texts like those the model will see; the perplexity is of an eighth that prunes nothing.",
     )  # fmt: skip
     add("--tokens", type=positive, default=512, metavar="N", help="Take windows of N tokens (default: %(default)s).")
-    add("--windows", type=positive, default=128, metavar="N",
-        help="Calibrate on N windows at most (default: %(default)s).")  # fmt: skip
+    add("--windows", type=positive, metavar="N",
+        help=f"Calibrate on N windows at most (default: {_WINDOWS}, with --target {_TARGET_WINDOWS}).")  # fmt: skip
     add("--evaluate", type=Path, metavar="FILE",
         help="JSON lines of texts, or of questions with choices as lm-eval has them: their perplexity and accuracy "
         "before and after.")  # fmt: skip
@@ -227,11 +228,12 @@ def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     if arguments.texts or arguments.target:
         calibration, others = _read_windows(tokenizer, arguments)
         others = others[:_HELD_OUT_WINDOWS] if arguments.target else others
+    search = arguments.target and TargetSearch(model, (calibration, others), arguments, DTYPES[dtype])
+    if others is not None:
         before = _measure(model, others, arguments)
     forms = found = None
-    if arguments.target:
-        progress = partial(_Progress, "measured")
-        forms, found = search_layers(model, (calibration, others), arguments, DTYPES[dtype], progress)
+    if search:
+        forms, found = search.run(_Progress)
     elif arguments.method != "none":
         _prune(model, calibration, arguments, names)
     report = _Report(len(model.state_dict()))
@@ -250,7 +252,8 @@ def _read_windows(tokenizer: Any, arguments: argparse.Namespace) -> Any:
     from nearflash.bench.inference.texts import read_texts
     from nearflash.weights.perplexity import hold_out, windows
 
-    return hold_out(windows(read_texts(tokenizer, arguments.texts), arguments.tokens), arguments.windows)
+    most = arguments.windows or (_TARGET_WINDOWS if arguments.target else _WINDOWS)
+    return hold_out(windows(read_texts(tokenizer, arguments.texts), arguments.tokens), most)
 
 
 def _measure(model: Any, tokens: Any, arguments: argparse.Namespace) -> float:

@@ -5,9 +5,9 @@ Sources: Wanda (arXiv 2306.11695); SparseGPT (arXiv 2301.00774).
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from nearflash.abi.errors import CommandError, NonFiniteError
 from nearflash.weights.layers import LayerMatrix, layer_matrices, layers_with_matrices
 from nearflash.weights.products import WatchedProducts
 
-__all__ = ["METHODS", "PrunedLayer", "prune"]
+__all__ = ["METHODS", "PrunedLayer", "eager_experts", "prune", "prune_copies"]
 
 METHODS = ("wanda", "sparsegpt", "magnitude")
 _MATRIX_DIMENSIONS = 2
@@ -80,6 +80,32 @@ def prune(
     return _prune(model, layers, tokens, method, layout)
 
 
+def prune_copies(
+    model: Any, tokens: Tensor | None, *, method: str, sparsities: Collection[float]
+) -> Iterator[dict[tuple[str, float], Tensor]]:
+    """Give each decoder layer's matrices pruned at several sparsities, by name and sparsity; the model stays as it is.
+
+    Inputs of a layer are what the layers before it give unpruned: one pass is enough for all sparsities. Raises as
+    `prune` does.
+    """
+    layers = layers_with_matrices(model)
+    layouts = {each: _check_options(model, tokens, method, each, None, layers) for each in sparsities}
+    with eager_experts(model):
+        hidden, given = ([], []) if method == "magnitude" or tokens is None else _capture(model, layers, tokens)
+        for number, layer in enumerate(layers):
+            matrices = layer_matrices(model, layer)
+            seen = WatchedProducts({name: matrix.weight for name, matrix in matrices.items()}, method == "sparsegpt")
+            with torch.no_grad(), seen:
+                hidden = [_run(layer, states, keywords[number]) for states, keywords in zip(hidden, given, strict=True)]
+            pruned = {}
+            for name, matrix in matrices.items():
+                for sparsity, layout in layouts.items():
+                    copied = replace(matrix, weight=nn.Parameter(matrix.weight.detach().clone(), requires_grad=False))
+                    _prune_matrix(name, copied, seen, method, layout)
+                    pruned[name, sparsity] = copied.weight.detach()
+            yield pruned
+
+
 def _check_options(
     model: Any, tokens: Tensor | None, method: str, sparsity: float, pattern: tuple[int, int] | None, layers: list[Any]
 ) -> _Layout:
@@ -109,7 +135,7 @@ def _prune(
     trained = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with _eager_experts(model):
+        with eager_experts(model):
             hidden: list[Tensor] = []
             given: list[list[dict[str, Any]]] = []
             if method != "magnitude":
@@ -135,7 +161,7 @@ def _prune(
 
 
 @contextmanager
-def _eager_experts(model: Any) -> Iterator[None]:
+def eager_experts(model: Any) -> Iterator[None]:
     """One product for each expert, whose inputs can be told apart, where transformers has a choice."""
     before = getattr(model.config, "_experts_implementation", None)
     if before is None or not hasattr(model, "set_experts_implementation"):

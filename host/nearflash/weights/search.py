@@ -1,9 +1,11 @@
 """Which form each decoder layer's weights take for a size or a loss: chosen by losses that are measured.
 
-A layer is measured in each form while all others are as they are. Of its forms those on the lower convex hull of bytes
-and loss are taken, and of all layers' steps along their hulls first those that cost the least loss a byte (Lagrange
-relaxation of the multiple-choice knapsack problem; Shoham and Gersho, IEEE Trans. ASSP 36(9), 1988). What is chosen so
-is measured as a whole.
+The loss of each form is measured with all layers in it, and shared among them by how sensitive the model is to each
+layer's errors (`sensitivity`): as many passes as there are forms, where a pass for each layer in each form would make
+their time grow with the square of the layers. Of a layer's forms those on the lower convex hull of bytes and loss are
+taken, and of all layers' steps along their hulls first those that cost the least loss a byte (Lagrange relaxation of
+the multiple-choice knapsack problem; Shoham and Gersho, IEEE Trans. ASSP 36(9), 1988). What is chosen so is measured as
+a whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearflash.weights.compress import compress_tensor
+from nearflash.weights.compress import BITS, compress_tensor
 from nearflash.weights.expand import expand_packed
+from nearflash.weights.file import PackedTensor
 from nearflash.weights.layers import layer_matrices, layers_with_matrices
 from nearflash.weights.perplexity import perplexity
-from nearflash.weights.prune import prune
+from nearflash.weights.prune import prune_copies
+from nearflash.weights.sensitivity import LayerSensitivity
 
 __all__ = ["LayerForm", "LayerSearch", "MeasuredForm", "list_choices", "list_steps", "pick_by_loss", "pick_by_size"]
 
@@ -47,13 +51,13 @@ class LayerForm:
 
 @dataclass(frozen=True)
 class MeasuredForm:
-    """A layer in a form: bytes of its matrices, and the loss of the model with it, all other layers as they are."""
+    """A layer in a form: bytes of its matrices, and what the model loses with it, all other layers as they are."""
 
     layer: int
     choice: LayerForm
     stored_bytes: int
     loss: float
-    """Nats a token."""
+    """Nats a token more."""
 
 
 def list_choices(method: str) -> list[LayerForm]:
@@ -95,29 +99,53 @@ def _hull(measured: Sequence[MeasuredForm], first: MeasuredForm) -> Iterator[tup
 class LayerSearch:
     """A model whose layers take one form or another; as it was, but while something is measured.
 
-    method: of `prune`, or `none`; calibration: tokens (windows, length) for it. dtype: fp16 or bf16, of the weights
-    that are stored; what is measured computes in the model's own. choices: forms, the lossless one first; None: those
-    of `list_choices`.
+    method: of `prune`, or `none`. dtype: fp16 or bf16, of the weights that are stored; what is measured computes in the
+    model's own. choices: forms, the lossless one first; None: those of `list_choices`.
     """
 
-    def __init__(
-        self, model: Any, calibration: Tensor | None, method: str, dtype: torch.dtype,
-        choices: Sequence[LayerForm] | None = None,
-    ) -> None:  # fmt: skip
-        self._model, self._dtype, self.choices = model, dtype, list(choices or list_choices(method))
+    def __init__(self, model: Any, method: str, dtype: torch.dtype, choices: Sequence[LayerForm] | None = None) -> None:
+        self._model, self._method, self._dtype = model, method, dtype
+        self.choices = list(choices or list_choices(method))
         self._layers = [list(layer_matrices(model, layer)) for layer in layers_with_matrices(model)]
         self._dense = {name: model.get_parameter(name).detach().clone() for names in self._layers for name in names}
         self._weights = {0.0: self._dense}
-        for sparsity in sorted({choice.sparsity for choice in self.choices} - {0.0}):
-            for _ in prune(model, calibration, method=method, sparsity=sparsity):
-                pass
-            self._weights[sparsity] = {name: model.get_parameter(name).detach().clone() for name in self._dense}
-            self.restore()
 
-    def least_bytes(self) -> int:
-        """Bytes of all layers' matrices in the smaller of the forms of 4 bits."""
-        forms = [choice for choice in self.choices if choice.bits == 4]
-        return sum(min(self._compress(layer, form)[0] for form in forms) for layer in range(self.layers))
+    def least_bytes(self, bits: int = 4) -> int:
+        """Bytes of all layers' matrices in the smallest of the forms of so many bits, pruned by magnitude for it.
+
+        Codes take as many bytes of other weights; where SparseGPT leaves unequal rows, some more.
+        """
+        forms = [choice for choice in self.choices if choice.bits == bits]
+        sparsities = sorted({form.sparsity for form in forms} - {0.0})
+        copies = prune_copies(self._model, None, method="magnitude", sparsities=sparsities)
+        total = 0
+        for names, pruned in zip(self._layers, copies, strict=True):
+            pruned |= {(name, 0.0): self._dense[name] for name in names}
+            total += min(sum(len(self._pack(name, pruned[name, form.sparsity], form)[0].data) for name in names)
+                          for form in forms)  # fmt: skip
+        return total
+
+    def list_lossless(self) -> list[MeasuredForm]:
+        """Each layer as it is, in 16 bits."""
+        return [MeasuredForm(layer, self.choices[0], self._compress(layer, self.choices[0])[0], 0.0)
+                for layer in range(self.layers)]  # fmt: skip
+
+    def dense_bytes(self, layer: int) -> int:
+        """Bytes of a layer's matrices in 16 bits, not compressed."""
+        return sum(2 * self._dense[name].numel() for name in self._layers[layer])
+
+    def calibrate(self, tokens: Tensor | None) -> Iterator[int]:
+        """Prune the layers as the choices need it, while the iterator is advanced; tokens (windows, length).
+
+        Raises as prune_copies does.
+        """
+        sparsities = sorted({choice.sparsity for choice in self.choices} - {0.0})
+        self._weights |= {sparsity: {} for sparsity in sparsities}
+        copies = prune_copies(self._model, tokens, method=self._method, sparsities=sparsities) if sparsities else ()
+        for number, pruned in enumerate(copies):
+            for (name, sparsity), weight in pruned.items():
+                self._weights[sparsity][name] = weight.to("cpu", self._dtype)
+            yield number
 
     @property
     def layers(self) -> int:
@@ -133,14 +161,31 @@ class LayerSearch:
         for name, weight in weights.items():
             self._model.get_parameter(name).copy_(weight)
 
-    def measure(self, tokens: Tensor) -> Iterator[MeasuredForm]:
-        """Each layer in each form, with the loss on windows (n, length)."""
-        base = self.measure_loss({}, tokens)
-        for layer in range(self.layers):
-            for choice in self.choices:
-                stored, weights = self._compress(layer, choice)
-                loss = base if choice == self.choices[0] else self._loss_with(weights, tokens)
-                yield MeasuredForm(layer, choice, stored, loss)
+    def measure(
+        self, tokens: Tensor, differentiated: Callable[[str], None] = lambda _: None
+    ) -> Iterator[list[MeasuredForm]]:
+        """All layers in a form, form by form, with the loss on windows (n, length).
+
+        differentiated: is told of each window whose gradients are there, before the first form comes.
+        """
+        layers = layers_with_matrices(self._model)
+        sensitivity = LayerSensitivity(self._model, layers, tokens, differentiated)
+        base = log(perplexity(self._model, tokens))
+        for choice in self.choices:
+            sizes = []
+            try:
+                for layer in range(self.layers):
+                    stored, weights = self._compress(layer, choice)
+                    sizes.append(stored)
+                    self._fill(weights)
+                errors = [sensitivity.estimate(layer) for layer in range(self.layers)]
+                more = log(perplexity(self._model, tokens)) - base if any(errors) else 0.0
+            finally:
+                self.restore()
+            # Noise of a form that hardly loses anything may be a gain: its order by layers is worth more than that.
+            scale = more / sum(errors) if more > 0 else 1.0
+            yield [MeasuredForm(layer, choice, size, scale * error)
+                   for layer, (size, error) in enumerate(zip(sizes, errors, strict=True))]  # fmt: skip
 
     def measure_loss(self, chosen: Mapping[int, LayerForm], tokens: Tensor) -> float:
         """Nats a token, with layers in the forms chosen."""
@@ -167,7 +212,7 @@ class LayerSearch:
             stored, weights = stored + size, weights | expanded
         self._fill(weights)
         try:
-            yield stored / sum(2 * weight.numel() for weight in weights.values())
+            yield stored / sum(map(self.dense_bytes, range(self.layers)))
         finally:
             self.restore()
 
@@ -182,25 +227,27 @@ class LayerSearch:
         """Bytes of a layer's matrices in a form, and what they expand to."""
         stored, weights = 0, {}
         for name in self._layers[layer]:
-            narrow = self._weights[choice.sparsity][name].to("cpu", self._dtype).contiguous()
-            size, weights[name] = _compress_and_expand(name, narrow, choice)
-            stored += size
+            packed, narrow = self._pack(name, self._weights[choice.sparsity][name], choice)
+            weights[name] = narrow if choice.bits == BITS[0] else _expand(packed, narrow.dtype)
+            stored += len(packed.data)
         return stored, weights
 
+    def _pack(self, name: str, weight: Tensor, choice: LayerForm) -> tuple[PackedTensor, Tensor]:
+        """A weight in a form, and as it is before. Raises as compress_tensor."""
+        narrow = weight.to("cpu", self._dtype).contiguous()
+        patterns = narrow.view(torch.uint16).numpy()
+        values = patterns.view(np.float16) if narrow.dtype == torch.float16 else patterns
+        return compress_tensor(name, values, choice.format, choice.bits), narrow
 
-def _compress_and_expand(name: str, weight: Tensor, choice: LayerForm) -> tuple[int, Tensor]:
-    """Bytes of a weight of fp16 or bf16 in a form, and what it expands to. Raises as compress_tensor."""
-    patterns = weight.view(torch.uint16).numpy()
-    values = patterns.view(np.float16) if weight.dtype == torch.float16 else patterns
-    packed = compress_tensor(name, values, choice.format, choice.bits)
-    if choice.bits == 16:
-        return len(packed.data), weight
-    return len(packed.data), torch.from_numpy(expand_packed(packed)).view(weight.dtype)
+
+def _expand(packed: PackedTensor, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(expand_packed(packed)).view(dtype)
 
 
 def pick_by_size(steps: Sequence[dict[int, MeasuredForm]], room_bytes: int) -> dict[int, MeasuredForm]:
-    """The first of the steps whose layers take `room_bytes` at most; the last one does."""
-    return next(step for step in steps if sum(each.stored_bytes for each in step.values()) <= room_bytes)
+    """The first of the steps whose layers take `room_bytes` at most; the last one where none does."""
+    fitting = (step for step in steps if sum(each.stored_bytes for each in step.values()) <= room_bytes)
+    return next(fitting, steps[-1])
 
 
 def pick_by_loss(

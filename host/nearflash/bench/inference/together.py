@@ -52,7 +52,9 @@ def measure_together(
     which weights are pruned. The model's attention is one that can be replaced; it has its weights again at the end.
     """
     forms = [form for form in _FORMS.values() if form is not None]
-    search = LayerSearch(model, calibration, _METHOD, torch.float16, forms)
+    search = LayerSearch(model, _METHOD, torch.float16, forms)
+    for _ in search.calibrate(calibration):
+        pass
     first: _Measured | None = None
     for (bits, sparsity), form in _FORMS.items():
         with nullcontext(1.0) if form is None else search.fill_layers(form) as fraction:
