@@ -1,8 +1,9 @@
-"""Estimates of what errors in decoder layers' outputs cost a model, in nats a token; one layer computes, not all behind it.
+"""Estimates of what errors in decoder layers' outputs cost a model, in nats a token.
 
 The divergence between the model's predictions and those with an error e of a layer's outputs is, to second order,
 E[(g·e)²] / 2, where g is the gradient of the log probability of tokens that the model itself draws (its Fisher
-information). Gradients of all layers come from one pass forward and one back for each draw.
+information). Gradients of all layers come from one pass forward and one back for each draw, and one layer computes for
+an estimate, not all behind it.
 """
 
 from collections.abc import Callable

@@ -7,9 +7,12 @@ import pytest
 
 pytest.importorskip("accelerate")
 
+import torch
+
 from nearflash.bench.weights import errors
 from nearflash.bench.weights.errors import BitErrors
 from nearflash.bench.weights.sizes import SizesSettings
+from nearflash.weights.pretrained import load_model
 
 DOCLM = Path(__file__).parents[2] / "data" / "doclm-7m"
 
@@ -53,6 +56,16 @@ def test_rows_of_a_small_model(monkeypatch):
         else:
             assert left == pytest.approx(rate, rel=0.2)
             assert row["loss_increase"] is None or row["loss_increase"] > 0.01, row
+
+
+def test_values_that_4_bits_cannot_hold_are_no_loss():
+    """Regression: an error made a layer's keys infinite, which are not encoded; the bench ended there."""
+    model = load_model(DOCLM)
+    model.requires_grad_(False)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    weights = {name: torch.full_like(model.get_parameter(name), torch.inf)}
+    pages = errors._Pages(model, weights, torch.arange(8)[None], "int4")
+    assert pages.loss(BitErrors(0.0, False, np.random.default_rng(0))) == (None, 0)
 
 
 def test_a_seed_without_a_loss_is_above_all_others():

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from nearflash.abi.attention.codeword import BCH_ERRORS, CODEWORD_BYTES, MESSAGE_BYTES, PARITY_BYTES
-from nearflash.abi.errors import StreamError
+from nearflash.abi.errors import NonFiniteError, StreamError
 from nearflash.bench.inference.texts import read_texts
 from nearflash.bench.weights.sizes import SizesSettings, load_named
 from nearflash.offload.cache.groups import decode, encode
@@ -38,6 +38,8 @@ __all__ = ["BitErrors", "measure"]
 
 RATES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2)
 """Raw bit errors a bit; the last two are beyond what the code corrects."""
+_MOST_UNCORRECTED = 1e-3
+"""Without the code nothing is left of a model long before."""
 SEEDS = (0, 1, 2)
 WEIGHT_FORMS, KV_FORMS = ("dense", "int8", "int4", "coded"), ("fp16", "int4")
 _TOKENS, _HELD_OUT_WINDOWS = 256, 4
@@ -94,7 +96,7 @@ def measure(
             fresh = _Subject(model, whole, tokens, form) if subject == "weights" else _Pages(model, whole, tokens, form)
             clean, _ = fresh.loss(BitErrors(0.0, False, np.random.default_rng(0)))
             for rate in rates:
-                for corrected in (False, True):
+                for corrected in (False, True) if rate <= _MOST_UNCORRECTED else (True,):
                     tries = [BitErrors(rate, corrected, np.random.default_rng(seed)) for seed in seeds]
                     outcomes = [fresh.loss(errors) for errors in tries]
                     row = {"stored": f"{subject}, {form}", "bit_error_rate": rate, "corrected": corrected}
@@ -219,6 +221,6 @@ def _finite_loss(model: Any, tokens: Tensor, cache: Callable[[], Any] | None = N
     """Nats a token; None where they are not finite."""
     try:
         loss = math.log(perplexity(model, tokens, cache))
-    except OverflowError:
+    except (OverflowError, NonFiniteError):  # of what a layer gave, as it is to be stored in 4 bits
         return None
     return loss if math.isfinite(loss) else None
