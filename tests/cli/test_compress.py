@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("accelerate")
 
 import torch
+import transformers
 
 from nearflash.abi.errors import WeightsError
 from nearflash.cli import compress
@@ -65,6 +66,19 @@ def test_half_of_the_weights_pruned(tmp_path, capsys, texts, method):
     checkpoint = open_checkpoint(tmp_path / "small")
     stored = sum(checkpoint[name].stored_bytes for name in shares)
     assert stored == compressed["bytes"] and report["bytes"] == (tmp_path / "small/model.safetensors").stat().st_size
+
+
+def test_a_folder_without_a_tokenizer_is_pruned_without_texts(tmp_path, capsys):
+    """Regression: what save_pretrained writes of a model alone was rejected for the tokenizer that nothing needs."""
+    config = transformers.LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+                                      num_attention_heads=2, dtype="float16")  # fmt: skip
+    transformers.LlamaForCausalLM(config).half().save_pretrained(tmp_path / "big")
+    assert main(["compress", str(tmp_path / "big"), "--method", "magnitude", "-o", str(tmp_path / "small")]) == 0
+    assert open_checkpoint(tmp_path / "small")["model.layers.0.mlp.up_proj.weight"].form == "bitmap"
+    (tmp_path / "text.txt").write_text("a b c")
+    options = ("--texts", str(tmp_path / "text.txt"), "-o", str(tmp_path / "other"))
+    assert main(["compress", str(tmp_path / "big"), *options]) == 2
+    assert "its tokenizer must be" in capsys.readouterr().err and not (tmp_path / "other").exists()
 
 
 def test_a_pattern_quantised(tmp_path, texts):

@@ -6,7 +6,7 @@ import pytest
 from nearflash.abi.bitmap import Coding, ElementFormat
 from nearflash.abi.errors import CommandError, FormatError, NonFiniteError, ShapeError
 from nearflash.model.weights import bitmap, dequantize
-from nearflash.weights import QuantizedMatrix, pack, quantize
+from nearflash.weights import QuantizedMatrix, compress_tensor, pack, quantize
 
 FP16, BF16, INT8, INT4 = ElementFormat
 SHAPES = [(1, 1), (5, 513), (3, 512), (4, 100), (33, 64)]
@@ -92,6 +92,12 @@ def test_bad_matrices_raise_named_errors(matrix, options, error, message):
 def test_what_has_no_scale_raises_named_errors(matrix, options, error, message):
     with pytest.raises(error, match=message):
         quantize(matrix, **options)
+
+
+def test_the_tensor_without_a_scale_is_named():
+    """Regression: of a model's hundreds the error did not state which."""
+    with pytest.raises(NonFiniteError, match=r"tensor 'layers.1.up': matrix must be finite, not NaN"):
+        compress_tensor("layers.1.up", np.full((2, 2), np.nan, np.float16), "groups", 8)
 
 
 def test_quantised_matrices_have_no_exponents_to_code():

@@ -216,16 +216,16 @@ def _has_fp8(tensors: dict[str, Any]) -> bool:
 def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     """Prune a model and write it. The report, and windows to measure the loss on, where there are texts."""
     from nearflash.weights.convert import copy_others, layer_weights, write_model
-    from nearflash.weights.pretrained import DTYPES, load_pretrained, own_dtype
+    from nearflash.weights.pretrained import DTYPES, SMOLLM2, load_model, load_tokenizer, own_dtype
 
     dtype = arguments.dtype or own_dtype(arguments.model)
-    model, tokenizer = load_pretrained(
-        arguments.model, arguments.compute, verbose=arguments.verbose, adapter="merged", quantized=False
-    )
+    needs_texts = bool(arguments.texts or arguments.target)
+    tokenizer = load_tokenizer(arguments.model) if needs_texts or arguments.model == SMOLLM2 else None
+    model = load_model(arguments.model, arguments.compute, verbose=arguments.verbose, adapter="merged", quantized=False)
     names = layer_weights(model)
     model.to(arguments.device).requires_grad_(False)
     calibration = others = before = None
-    if arguments.texts or arguments.target:
+    if needs_texts:
         calibration, others = _read_windows(tokenizer, arguments)
         others = others[:_HELD_OUT_WINDOWS] if arguments.target else others
     search = arguments.target and TargetSearch(model, (calibration, others), arguments, DTYPES[dtype])

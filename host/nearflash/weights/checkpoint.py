@@ -36,6 +36,8 @@ def open_checkpoint(path: Path | str) -> dict[str, WeightsTensor]:
     places, stated = _places(path / INDEX)
     files, checkpoints = {}, {}
     for name in sorted(set(places.values())):
+        if not (path / name).exists():
+            raise WeightsError(f"{path / name} must be there, as {INDEX} states: copy the whole folder again")
         files[name], checkpoints[name] = read_checkpoint_file(path / name)
     for tensor, file in places.items():
         if tensor not in files[file]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import SCALE_COLUMNS, ElementFormat
-from nearflash.abi.errors import CommandError, FormatError
+from nearflash.abi.errors import CommandError, FormatError, NonFiniteError
 from nearflash.weights.arrays import patterns
 from nearflash.weights.coded import pack_coded
 from nearflash.weights.expand import ELEMENTS
@@ -53,8 +53,11 @@ def compress_tensor(name: str, values: NDArray[Any], format: str = FORMATS[0], b
     )
     rows, columns = codes.shape
     matrix = values.reshape(fold_shape(rows, columns, 1 if bits == 16 else SCALE_COLUMNS))
-    packed = [PackedTensor(name, dense.dtype, values.shape, form, np.frombuffer(data, np.uint8))
-              for form, data in _forms(matrix, format, bits)]  # fmt: skip
+    try:
+        packed = [PackedTensor(name, dense.dtype, values.shape, form, np.frombuffer(data, np.uint8))
+                  for form, data in _forms(matrix, format, bits)]  # fmt: skip
+    except NonFiniteError as error:
+        raise NonFiniteError(f"tensor {name!r}: {error}") from None
     return min([*packed, *([dense] if bits == 16 else [])], key=lambda each: len(each.data))
 
 
