@@ -9,6 +9,7 @@ pytest.importorskip("accelerate")
 import torch
 import transformers
 
+from nearflash.abi.errors import NonFiniteError
 from nearflash.weights.layers import layers_with_matrices
 from nearflash.weights.pretrained import load_model
 from nearflash.weights.search import (
@@ -87,3 +88,13 @@ def test_estimates_of_a_layer_are_near_its_measured_loss():
     assert all(0 < low < high < 0.1 for low, high in zip(*found.values(), strict=True))
     measured = search.measure_loss(dict.fromkeys(range(search.layers), INT4), tokens) - search.measure_loss({}, tokens)
     assert sensitivity.estimate(3) == 0 and abs(measured) < 10 * sum(found[INT4])
+
+
+def test_a_model_without_finite_logits_is_a_named_error():
+    """Regression: torch's error of a probability tensor reached the user of `compress --target +0.1`."""
+    config = transformers.LlamaConfig(vocab_size=96, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                      num_attention_heads=2)  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match="logits must be finite: compute in fp32"):
+        LayerSensitivity(model, layers_with_matrices(model), TOKENS[:1])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nearflash.abi.errors import NonFiniteError
 from nearflash.weights.prune import eager_experts
 
 __all__ = ["LayerSensitivity"]
@@ -35,7 +36,8 @@ class _Pass:
 class LayerSensitivity:
     """Estimates of losses, by a model's layers as they were when it was made.
 
-    tokens: int64 (windows, length). advance: is told of each window that is done.
+    tokens: int64 (windows, length). advance: is told of each window that is done. Raises NonFiniteError where the model
+    has no finite logits for one.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class LayerSensitivity:
         try:
             with torch.enable_grad():
                 logits = self._model(window[None].to(self._model.device), use_cache=False).logits[0].float()
+                if not logits.isfinite().all():
+                    raise NonFiniteError("logits must be finite: compute in fp32, or take weights without NaN")
                 drawn = [torch.multinomial(logits.detach().softmax(-1).cpu(), 1, generator=generator).squeeze(1)
                          for _ in range(DRAWS)]  # fmt: skip
                 losses = [cross_entropy(logits, labels.to(logits.device), reduction="sum") for labels in drawn]
