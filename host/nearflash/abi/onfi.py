@@ -1,6 +1,6 @@
 """Timing modes of ONFI's asynchronous (SDR) data interface: what a PHY keeps and a model of NAND checks.
 
-Source: ONFI 4.2, "SDR Timing Modes": the slowest, which every part has after power on, and the fastest.
+Mode 0 is the slowest, which every part has after power on. Source: ONFI 4.2, "SDR Timing Modes".
 """
 
 from dataclasses import dataclass
@@ -47,16 +47,16 @@ class SdrTiming:
     wb_ns: int
 
 
-SDR_MODES = {
-    0: SdrTiming(
-        wp_ns=50, wh_ns=30, wc_ns=100, cls_ns=50, clh_ns=20, als_ns=50, alh_ns=20, ds_ns=40, dh_ns=20, cs_ns=70,
-        ch_ns=20, rp_ns=50, reh_ns=30, rc_ns=100, rea_ns=40, rhoh_ns=0, rloh_ns=0, cea_ns=100, clr_ns=20, ar_ns=25,
-        rr_ns=40, rhw_ns=200, whr_ns=120, adl_ns=400, ccs_ns=500, wb_ns=200,
-    ),
-    5: SdrTiming(
-        wp_ns=10, wh_ns=7, wc_ns=20, cls_ns=10, clh_ns=5, als_ns=10, alh_ns=5, ds_ns=7, dh_ns=5, cs_ns=15,
-        ch_ns=5, rp_ns=10, reh_ns=7, rc_ns=20, rea_ns=16, rhoh_ns=15, rloh_ns=5, cea_ns=25, clr_ns=10, ar_ns=10,
-        rr_ns=20, rhw_ns=100, whr_ns=80, adl_ns=400, ccs_ns=500, wb_ns=100,
-    ),
+_BY_MODE = {
+    "wp_ns": (50, 25, 17, 15, 12, 10), "wh_ns": (30, 15, 15, 10, 10, 7), "wc_ns": (100, 45, 35, 30, 25, 20),
+    "cls_ns": (50, 25, 15, 10, 10, 10), "clh_ns": (20, 10, 10, 5, 5, 5), "als_ns": (50, 25, 15, 10, 10, 10),
+    "alh_ns": (20, 10, 10, 5, 5, 5), "ds_ns": (40, 20, 15, 10, 10, 7), "dh_ns": (20, 10, 5, 5, 5, 5),
+    "cs_ns": (70, 35, 25, 25, 20, 15), "ch_ns": (20, 10, 10, 5, 5, 5), "rp_ns": (50, 25, 17, 15, 12, 10),
+    "reh_ns": (30, 15, 15, 10, 10, 7), "rc_ns": (100, 50, 35, 30, 25, 20), "rea_ns": (40, 30, 25, 20, 20, 16),
+    "rhoh_ns": (0, 15, 15, 15, 15, 15), "rloh_ns": (0, 0, 0, 0, 5, 5), "cea_ns": (100, 45, 30, 25, 25, 25),
+    "clr_ns": (20, 10, 10, 10, 10, 10), "ar_ns": (25, 10, 10, 10, 10, 10), "rr_ns": (40, 20, 20, 20, 20, 20),
+    "rhw_ns": (200, 100, 100, 100, 100, 100), "whr_ns": (120, 80, 80, 80, 80, 80), "adl_ns": (400,) * 6,
+    "ccs_ns": (500,) * 6, "wb_ns": (200, 100, 100, 100, 100, 100),
 }  # fmt: skip
+SDR_MODES = {mode: SdrTiming(**{name: times[mode] for name, times in _BY_MODE.items()}) for mode in range(6)}
 """By timing mode; tCCS is the default of parts that state none."""

@@ -1,4 +1,4 @@
-"""The SDR PHY between the controller's command sequencer and a NAND part's pins, in ONFI's slowest and fastest mode."""
+"""The SDR PHY between the controller's command sequencer and a NAND part's pins, in ONFI's timing modes."""
 
 from dataclasses import replace
 
@@ -137,7 +137,10 @@ def use_of(lun, row):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mode", "stall"), [(0, 0), (5, 0), (5, 40)])
+@pytest.mark.parametrize(
+    ("mode", "stall"),
+    [(0, 0), (5, 0), (5, 40), *(pytest.param(mode, 0, marks=pytest.mark.full) for mode in range(1, 5))],
+)
 def test_pages_go_to_the_part_and_back_and_no_rule_is_broken(mode, stall):
     beats = np.random.default_rng(mode).integers(0, 1 << 63, 2 * BEATS).tolist()
     bench = Bench(mode, stall=stall)

@@ -15,6 +15,8 @@ ceil(tWC), ceil(tRC) clocks, and a clock more before each beat that is written: 
 Limits: data are taken where tREA has passed, which must be before the next byte's come: checked when it is made. Delays
 of board and pads within `board_ns`. Registers of pads begin low on a 7-series part: FFh must come first, as after any
 power on. Not on a board yet, not timed by a vendor's tool; no NV-DDR, and `nand_phy.v` of a package does not use it.
+Part: Micron MT29F16G08ABACAWP, whose pins in TSOP 48 have no DQS: its modes are those of SDR, 0 to 5 (data sheet
+"16Gb, 32Gb, 64Gb Asynchronous/Synchronous NAND": up to asynchronous timing mode 5, tRC and tWC 20 ns, 5 addresses).
 Source: ONFI 4.2, "SDR Timing Parameters"; cells: amaranth.lib.io (7 series: IOBUF, OBUF and flip-flops in the pad).
 """
 
