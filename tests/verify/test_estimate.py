@@ -71,14 +71,14 @@ def test_a_kernel_is_its_rest_and_its_equal_parts(monkeypatch):
     """The parts are synthesised once."""
     asked = []
 
-    def resources(component, family, boxes=""):
-        asked.append((type(component).__name__, family, boxes))
+    def resources(component, family, box=None):
+        asked.append((type(component).__name__, family, box and box.__name__))
         component._MustUse__used = True
-        return UnitResources(10, 20, 3, 0.5, 7.0 if boxes else 8.0, ("rest" if boxes else "part",))
+        return UnitResources(10, 20, 3, 0.5, 7.0 if box else 8.0, ("rest" if box else "part",))
 
     monkeypatch.setattr("nearflash.verify.synth.resources", resources)
     found = kernel_resources(CONFIGS["update-smartssd"], "xcup")
-    assert asked == [("Lane", "xcup", ""), ("UpdateKernel", "xcup", "top.pipeline.lane_*")]
+    assert asked == [("Lane", "xcup", None), ("UpdateKernel", "xcup", "Lane")]
     assert found == UnitResources(50, 100, 15, 2.5, 8.0, ("part",))
 
 

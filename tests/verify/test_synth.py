@@ -118,7 +118,7 @@ def test_the_write_address_of_a_lut_ram_is_no_path_to_what_it_reads(family: str,
 
 @pytest.mark.full
 def test_black_boxes_and_their_cells_add_up_to_the_whole(stage: UnitResources) -> None:
-    whole, rest = resources(Pair(), "xcup"), resources(Pair(), "xcup", boxes="top.stage_*")
+    whole, rest = resources(Pair(), "xcup"), resources(Pair(), "xcup", box=Stage)
     assert (rest.lut, rest.ff) == (4, 4)
     assert rest.lut + 2 * stage.lut == whole.lut
     assert rest.ff + 2 * stage.ff == whole.ff

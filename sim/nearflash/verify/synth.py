@@ -8,7 +8,8 @@ registers four; what is written to LUT RAM, its address, and operands that a DSP
 where synthesis kept the signal's name, and where it ends.
 
 The equal parts of a kernel (lanes, channels) are synthesised once and counted as often as there are, the rest around
-them as black boxes: a fraction of the time, and the same cells but for what equal parts could share (an upper bound).
+them as black boxes with all of their ports, which are not even elaborated: a fraction of the time, and the same cells
+but for what equal parts could share or leave open (an upper bound).
 The longest path is the longer one of both. Between lanes and rest there are only wires from or to registers; a
 channel's streams also have logic on both sides, and a path through both is not seen.
 
@@ -30,8 +31,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from amaranth import Instance, Module, Value
 from amaranth.back import rtlil
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In
 
 from nearflash.abi.errors import ConfigError
 from nearflash.abi.kernel.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig, config
@@ -71,16 +76,32 @@ class UnitResources:
     path: tuple[str, ...]
 
 
-def _synthesise(text: str, family: str, boxes: str = "") -> dict[str, Any]:
-    """Netlist (Yosys JSON) of the top module `top` of an RTLIL text; Yosys runs in a process of its own.
+def _convert(component: Any, box: type[wiring.Component] | None) -> str:
+    """RTLIL of a component as `top`; components of type `box` in it have ports alone: none of them is elaborated."""
+    if box is None:
+        return str(rtlil.convert(component, name="top"))
+    wires: dict[str, str] = {}
 
-    `boxes` is a pattern of modules that stay black boxes.
-    """
+    def elaborate(self: Any, platform: object) -> Module:
+        m, ports = Module(), []
+        for number, (path, member, value) in enumerate(self.signature.flatten(self)):
+            direction, name = ("input" if member.flow is In else "output"), "__".join(map(str, path))
+            ports.append((direction[0], name, Value.cast(value)))
+            wires[name] = f"wire width {len(Value.cast(value))} {direction} {number} \\{name}"
+        m.submodules.box = Instance(box.__name__, *ports)
+        return m
+
+    with patch.object(box, "elaborate", elaborate):
+        text = rtlil.convert(component, name="top")
+    return "\n".join([text, "attribute \\blackbox 1", f"module \\{box.__name__}", *wires.values(), "end", ""])
+
+
+def _synthesise(text: str, family: str) -> dict[str, Any]:
+    """Netlist (Yosys JSON) of the top module `top` of an RTLIL text; Yosys runs in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         source, netlist, log = (Path(folder) / name for name in ("top.il", "top.json", "log"))
         source.write_text(text)
-        passes = [f"read_rtlil {source}", *([f"blackbox {boxes}"] if boxes else ()),
-                  f"scratchpad -set synth_xilinx.abc9.W {_WIRE_PS}",
+        passes = [f"read_rtlil {source}", f"scratchpad -set synth_xilinx.abc9.W {_WIRE_PS}",
                   f"synth_xilinx -flatten -noiopad -family {family} -top top",
                   f"write_json {netlist}"]  # fmt: skip
         script = f"from pyosys import libyosys as y; d = y.Design()\nfor p in {passes!r}: y.run_pass(p, d)"
@@ -181,14 +202,11 @@ def _bits(cell: dict[str, Any], direction: str, *, clocked: bool = True) -> set[
             if isinstance(bit, int)}  # fmt: skip
 
 
-def resources(component: Any, family: str, boxes: str = "") -> UnitResources:
-    """Synthesise one Amaranth component, without the submodules whose path (`top.a.b`) matches the pattern `boxes`.
-
-    Raises ConfigError for an unknown family.
-    """
+def resources(component: Any, family: str, box: type[wiring.Component] | None = None) -> UnitResources:
+    """Synthesise one Amaranth component, without its submodules of type `box`. Raises ConfigError for a family."""
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    module = _synthesise(rtlil.convert(component, name="top"), family, boxes)
+    module = _synthesise(_convert(component, box), family)
     cells = module["cells"]
     levels, path = _longest_path(cells)
     count = Counter(cell["type"] for cell in cells.values())
@@ -208,8 +226,8 @@ class _Kernel:
 
     units: dict[str, Callable[[], Any]]
     part: str
-    boxes: str
-    """Pattern of the modules of `part` in the kernel."""
+    box: type[wiring.Component]
+    """Type of `part`."""
     count: int
 
 
@@ -240,7 +258,7 @@ def _update(build: UpdateConfig) -> _Kernel:
         "lane": Lane, **({"topk_expander": partial(TopKExpander, build.lanes)} if "topk" in build.gradients else {}),
         "fetch": partial(Fetch, build), "store": partial(Store, build), "total": partial(UpdateKernel, build),
     }  # fmt: skip
-    return _Kernel(units, "lane", "top.pipeline.lane_*", build.lanes)
+    return _Kernel(units, "lane", Lane, build.lanes)
 
 
 def _attend(build: AttendConfig) -> _Kernel:
@@ -277,7 +295,7 @@ def _attend(build: AttendConfig) -> _Kernel:
         )},
         "total": partial(AttendKernel, build),
     }  # fmt: skip
-    return _Kernel(units, "channel", "top.channel_*", build.channels)
+    return _Kernel(units, "channel", Channel, build.channels)
 
 
 def _expand(build: ExpandConfig) -> _Kernel:
@@ -299,7 +317,7 @@ def _expand(build: ExpandConfig) -> _Kernel:
         "matrix_parser": partial(MatrixParser, build.port_bits, build.columns_max, build.levels),
         "total": partial(ExpandKernel, build),
     }  # fmt: skip
-    return _Kernel(units, "matrix_parser", "top.parser", 1)
+    return _Kernel(units, "matrix_parser", MatrixParser, 1)
 
 
 def _units(build: KernelConfig) -> _Kernel:
@@ -315,7 +333,7 @@ def kernel_resources(build: KernelConfig, family: str) -> UnitResources:
     """Resources of a whole kernel: of its equal parts once, of the rest, added up. Raises ConfigError as `run`."""
     made = _units(build)
     part = resources(made.units[made.part](), family)
-    return _with_parts(resources(made.units["total"](), family, made.boxes), part, made.count)
+    return _with_parts(resources(made.units["total"](), family, made.box), part, made.count)
 
 
 def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
@@ -329,7 +347,7 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
     made = _units(build)
     rows = {}
     for unit, make in made.units.items():
-        cells = rows[unit] = resources(make(), family, made.boxes if unit == "total" else "")
+        cells = rows[unit] = resources(make(), family, made.box if unit == "total" else None)
         if unit == "total":
             cells = _with_parts(cells, rows[made.part], made.count)
         yield _row(build, family, unit, cells)
