@@ -1,5 +1,7 @@
 """Resource counts and logic depth on designs whose cells are known."""
 
+import gc
+
 import pytest
 from amaranth import Cat, Module, Signal
 from amaranth.lib import wiring
@@ -122,6 +124,37 @@ def test_black_boxes_and_their_cells_add_up_to_the_whole(stage: UnitResources) -
     assert (rest.lut, rest.ff) == (4, 4)
     assert rest.lut + 2 * stage.lut == whole.lut
     assert rest.ff + 2 * stage.ff == whole.ff
+
+
+class Box(wiring.Component):
+    """Made with a part of its own; the elaboration of either is an error."""
+
+    i: In(24)
+    o: Out(4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Stage()
+
+    def elaborate(self, platform: object) -> Module:
+        raise AssertionError("a box must not be elaborated")
+
+
+def test_a_box_has_its_ports_alone_and_no_warning_of_its_parts(recwarn: pytest.WarningsRecorder) -> None:
+    class Around(wiring.Component):
+        i: In(24)
+        o: Out(4)
+
+        def elaborate(self, platform: object) -> Module:
+            m = Module()
+            m.submodules.box = box = Box()
+            m.d.comb += [box.i.eq(self.i), self.o.eq(box.o)]
+            return m
+
+    text = synth._convert(Around(), Box)
+    assert text.endswith("module \\Box\nwire width 24 input 0 \\i\nwire width 4 output 1 \\o\nend\n")
+    gc.collect()
+    assert not [warning for warning in recwarn if "Stage" in str(warning.message)]
 
 
 def test_a_build_with_levels_counts_the_parser_that_it_has() -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from amaranth import Instance, Module, Value
+from amaranth import Elaboratable, Instance, Module, Value
 from amaranth.back import rtlil
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
@@ -89,6 +89,9 @@ def _convert(component: Any, box: type[wiring.Component] | None) -> str:
             ports.append((direction[0], name, Value.cast(value)))
             wires[name] = f"wire width {len(Value.cast(value))} {direction} {number} \\{name}"
         m.submodules.box = Instance(box.__name__, *ports)
+        for inside in vars(self).values():
+            if isinstance(inside, Elaboratable):
+                inside._MustUse__used = True  # or Amaranth warns of what its constructor made
         return m
 
     with patch.object(box, "elaborate", elaborate):
