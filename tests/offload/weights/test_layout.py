@@ -36,7 +36,8 @@ def filled(layout, direct=True):
     memory.fill_(0xA5)
     reader = LayoutReader(direct)
     try:
-        moved = reader.read_runs(layout, memory), reader.expand(layout, memory)
+        with reader.begin(layout) as reads:
+            moved = reader.read_runs(layout, memory), reader.expand(layout, memory, reads)
     finally:
         reader.close()
     return layout.views(memory), moved

@@ -20,6 +20,7 @@ from nearflash.offload.tiers.ledger import WEIGHTS_WAIT, Ledger
 from nearflash.offload.tiers.link import DeviceLink, StagedBuffer, host_memory
 from nearflash.offload.weights.groups import quantize_source
 from nearflash.offload.weights.layout import BufferLayout, LayoutReader
+from nearflash.offload.weights.staging import StagedReads
 from nearflash.offload.weights.storage_to_gpu import choose_reader
 from nearflash.support.buffers import BufferPool
 from nearflash.support.prefetch import Prefetcher
@@ -74,7 +75,10 @@ class LayerWeights:
             self._room = min(_BUFFERS if overlap else 1, len(self._passing))
             self._take("gpu", self._room * largest, "buffers of weights")
             self._free = BufferPool("weights", (link.buffer(largest) for _ in range(self._room)))
-            self._loads = Prefetcher("nearflash-weights", self._load, limit=self._room, pool=self._free)
+            # Where layers are expanded, the next one's bytes are read while one's last tensors still are.
+            any_expanded = any(self._layers[number].layout.expanded for number in self._passing)
+            self._loads = Prefetcher("nearflash-weights", self._load, limit=self._room, pool=self._free,
+                                     threads=max(1, self._room) if any_expanded else 1)  # fmt: skip
             self._opened.callback(self._loads.close)
         except BaseException:
             self.close()
@@ -137,7 +141,8 @@ class LayerWeights:
             return layer
         self._take(tier, layout.size_bytes, "weights")
         layer.buffer = self._link.buffer(layout.size_bytes)
-        self._fill(layer, layer.buffer)
+        with self._reader.begin(layout) as reads:
+            self._fill(layer, layer.buffer, reads)
         layer.views = layout.views(layer.buffer.memory)
         return layer
 
@@ -163,16 +168,17 @@ class LayerWeights:
             self._loads.begin(each)
 
     def _load(self, number: int) -> StagedBuffer:
-        with self._free.fill() as buffer:
+        layer = self._layers[number]
+        with self._reader.begin(layer.layout) as reads, self._free.fill() as buffer:
             self._link.before_fill(buffer)
             with self._ledger.span("load weights", layer=number):
                 try:
-                    self._fill(self._layers[number], buffer)
+                    self._fill(layer, buffer, reads)
                 except WeightsError as error:
                     raise WeightsError(f"layer {number}: {error}") from error
         return buffer
 
-    def _fill(self, layer: _Layer, buffer: StagedBuffer) -> None:
+    def _fill(self, layer: _Layer, buffer: StagedBuffer, reads: StagedReads) -> None:
         layout = layer.layout
         if self._direct is not None and layer.tier == "disk" and self._direct.takes(layout):
             self._ledger.count_bytes("weights disk to gpu", self._direct.read_runs(layout, buffer.memory))
@@ -181,7 +187,7 @@ class LayerWeights:
             self._read(layout, buffer.host)
         else:
             buffer.host[: len(layer.home)].copy_(layer.home)
-        stored = self._reader.expand(layout, buffer.host)
+        stored = self._reader.expand(layout, buffer.host, reads)
         if layer.tier == "disk" or layer.buffer is not None:
             self._ledger.count_bytes("weights disk to host", stored)
         if not self._link.is_cpu or layer.tier == "host":

@@ -6,11 +6,10 @@ which only the bytes of the first and last block are copied. Tensors that have a
 are expanded or converted behind them.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from operator import mul
 
@@ -19,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
+from nearflash.offload.weights.staging import STAGES, StagedPiece, StagedReader, StagedReads
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
 from nearflash.support.threads import map_all, set_ieee_arithmetic
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.sources import Source, SourcePiece
-from nearflash.weights.weights_map import TORCH_DTYPES
+from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
 __all__ = ["BufferLayout", "FileRun", "LayoutReader", "read_run"]
 
@@ -37,8 +36,6 @@ _PART_BYTES = 16 << 20
 _ALIGNMENT = 64
 _READERS = 2
 """Requests in flight; more were not faster (nearflash.storage.io.bandwidth)."""
-_JOBS = 4
-"""Tensors that are read or expanded at once: as many are expanded as are read."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +233,8 @@ class LayoutReader:
     def __init__(self, direct: bool = True) -> None:
         self._direct = direct
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
-        self._expanding = ThreadPoolExecutor(_JOBS, "nearflash-expand", initializer=set_ieee_arithmetic)
-        self._reading, self._held = threading.Semaphore(_READERS), threading.local()
+        self._staged = StagedReader(_READERS)
+        self._expanding = ThreadPoolExecutor(STAGES, "nearflash-expand", initializer=set_ieee_arithmetic)
 
     def read_runs(self, layout: BufferLayout, memory: Tensor) -> int:
         """Read what lies in runs, and check it; the bytes of it. Raises WeightsError."""
@@ -249,34 +246,57 @@ class LayoutReader:
         layout.check(memory)
         return sum(part.size_bytes for part in parts)
 
-    def expand(self, layout: BufferLayout, memory: Tensor) -> int:
-        """Read and expand what does not; the stored bytes of it that the host reads. Raises WeightsError."""
+    def begin(self, layout: BufferLayout) -> AbstractContextManager[StagedReads]:
+        """Read what the host expands, before there is memory to expand it into; for `expand`, inside of the block."""
+        return self._staged.begin(piece for _, piece in _find_staged(layout))
+
+    def expand(self, layout: BufferLayout, memory: Tensor, reads: StagedReads) -> int:
+        """Expand what does not lie in runs, of `reads` that were begun for it; the stored bytes of it that the host
+        reads. Raises WeightsError.
+        """
         views = layout.views(memory) if layout.expanded else {}
-        jobs: list[Callable[[], None]] = []
-        for name, source in layout.expanded.items():
-            if source.converter is None:
-                jobs += [partial(self._expand, piece, views[name]) for piece in source.pieces]
-            else:
-                jobs.append(partial(source.read_into, views[name]))
-        map_all(self._expanding, lambda job: job(), jobs)
+        jobs: list[Future[None]] = []
+        try:
+            for name, source in layout.expanded.items():
+                if source.converter is not None:
+                    jobs.append(self._expanding.submit(source.read_into, views[name]))
+            for name, piece in _pieces(layout):
+                if not _is_staged(piece):
+                    jobs.append(self._expanding.submit(piece.read_into, views[name]))
+            for name, _ in _find_staged(layout):
+                jobs.append(self._expanding.submit(_expand_into_place, reads.pop(), views[name]))
+        finally:
+            for job in jobs:  # they fill the memory until then
+                job.exception()
+        for job in jobs:
+            job.result()
         return sum(source.host_bytes for source in layout.expanded.values())
 
     def close(self) -> None:
         """End the threads; may be called twice."""
         self._pool.shutdown()
+        self._staged.close()
         self._expanding.shutdown()
 
-    def _expand(self, piece: SourcePiece, parameter: Tensor) -> None:
-        """Put a piece into its place; others are read and expanded meanwhile."""
-        if piece.tensor.is_expanded_by_host:
-            with self._reading:
-                piece = piece.keep(self._room)
-        piece.read_into(parameter)
 
-    def _room(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Memory of this thread for stored bytes: reads into memory that was never touched are half as fast."""
-        held = getattr(self._held, "memory", None)
-        if held is None or held.size < size_bytes:
-            held = self._held.memory = aligned_buffer(size_bytes)
-        memory: NDArray[np.uint8] = held[:size_bytes]
-        return memory
+def _pieces(layout: BufferLayout) -> Iterator[tuple[str, SourcePiece]]:
+    """Pieces that are put into their places one by one, and the parameter of each."""
+    for name, source in layout.expanded.items():
+        if source.converter is None:
+            yield from ((name, piece) for piece in source.pieces)
+
+
+def _is_staged(piece: SourcePiece) -> bool:
+    """Whether the host reads it first: it is not in memory, and no device expands it beside the drive."""
+    return piece.tensor.is_expanded_by_host and not isinstance(piece.tensor, KeptTensor)
+
+
+def _find_staged(layout: BufferLayout) -> Iterator[tuple[str, SourcePiece]]:
+    return ((name, piece) for name, piece in _pieces(layout) if _is_staged(piece))
+
+
+def _expand_into_place(staged: StagedPiece, parameter: Tensor) -> None:
+    try:
+        staged.piece.read_into(parameter)
+    finally:
+        staged.release()

@@ -208,8 +208,9 @@ class ExpertCache:
     def _load(self, key: ExpertKey) -> dict[str, Tensor]:
         layout, buffer = self._layout(key), self._by_key[key].buffer
         self._link.before_fill(buffer)
-        with self._ledger.span("load expert", layer=self._numbers[key[0]], expert=key[1]):
-            moved = self._reader.read_runs(layout, buffer.host) + self._reader.expand(layout, buffer.host)
+        span = self._ledger.span("load expert", layer=self._numbers[key[0]], expert=key[1])
+        with span, self._reader.begin(layout) as reads:
+            moved = self._reader.read_runs(layout, buffer.host) + self._reader.expand(layout, buffer.host, reads)
         self._ledger.count_bytes("experts disk to host", moved)
         self._link.push(buffer)
         return layout.views(buffer.memory)

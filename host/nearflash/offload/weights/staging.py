@@ -1,0 +1,91 @@
+"""Stored bytes of compressed tensors, read ahead of the memory that they are expanded into.
+
+The buffer of the next layer but one is still computed with when the next layer's last tensors are expanded; the drive
+need not wait for either: it goes on into a few memories, each of one tensor's stored bytes.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearflash.storage.io.direct import aligned_buffer
+from nearflash.support.buffers import BufferPool
+from nearflash.support.threads import set_ieee_arithmetic
+from nearflash.weights.sources import SourcePiece
+
+__all__ = ["STAGES", "StagedPiece", "StagedReader", "StagedReads"]
+
+STAGES = 4
+"""Tensors that are read, or wait to be expanded, or are: as many are expanded as are read."""
+
+
+class _Stage:
+    """Memory that grows to the largest tensor and stays: reads into memory that was never touched are half as fast."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, size_bytes: int) -> NDArray[np.uint8]:
+        """So many bytes of it, aligned."""
+        if self._memory.size < size_bytes:
+            self._memory = aligned_buffer(size_bytes)
+        return self._memory[:size_bytes]
+
+
+class StagedPiece:
+    """A piece with its stored bytes in a stage. Release it once."""
+
+    def __init__(self, piece: SourcePiece, stage: _Stage, stages: BufferPool[_Stage]) -> None:
+        self.piece = piece
+        self._stage, self._stages = stage, stages
+
+    def release(self) -> None:
+        """Its stage is free for another tensor."""
+        self._stages.release(self._stage)
+
+
+class StagedReads:
+    """Reads of a layer's pieces that were begun, in order; each is whoever's pops it, who releases its piece."""
+
+    def __init__(self, reads: Iterable[Future[StagedPiece]] = ()) -> None:
+        self._reads = deque(reads)
+
+    def pop(self) -> StagedPiece:
+        """The next piece. Waits for it; raises what reading raised."""
+        return self._reads.popleft().result()
+
+    def drop(self) -> None:
+        """Cancel or release what nobody popped."""
+        while self._reads:
+            read = self._reads.popleft()
+            if not read.cancel() and read.exception() is None:
+                read.result().release()
+
+
+class StagedReader:
+    """Reads pieces in the order in which they are begun, `threads` at once. Close it when all that was begun ended."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, "nearflash-stage", initializer=set_ieee_arithmetic)
+        self._stages = BufferPool("stages of weights", (_Stage() for _ in range(STAGES)))
+
+    @contextmanager
+    def begin(self, pieces: Iterable[SourcePiece]) -> Iterator[StagedReads]:
+        """Read the pieces; what is not popped in the block is dropped at its end."""
+        reads = StagedReads([self._threads.submit(self._read, piece) for piece in pieces])
+        try:
+            yield reads
+        finally:
+            reads.drop()
+
+    def close(self) -> None:
+        """End the threads; may be called twice."""
+        self._threads.shutdown()
+
+    def _read(self, piece: SourcePiece) -> StagedPiece:
+        with self._stages.fill() as stage:
+            return StagedPiece(piece.keep(stage.take), stage, self._stages)
