@@ -240,8 +240,22 @@ def test_what_takes_as_long_as_computing_waits_for_it_now_and_then(opt_6_7b, t4)
     assert predict(opt_6_7b, ours, WORK, held).seconds == predict(opt_6_7b, own(t4), WORK, held).seconds
 
 
+@pytest.mark.parametrize("cache", [HOST, DISK], ids=["weights", "and KV"])
+def test_who_waits_for_the_drive_alone_waits_for_nothing_else(opt_6_7b, t4, cache):
+    """Threads that load are no second part beside the drive: with little to compute, it is what a step takes."""
+    links = replace(t4.links, one_memory=True, host_to_gpu_bytes_per_s=1e15, gpu_to_host_bytes_per_s=1e15)
+    slow = replace(t4.disk, read_weights_bytes_per_s=1e8, read_cache_bytes_per_s=1e8, write_tokens_bytes_per_s=1e8)
+    machine = replace(own(t4, visits_ahead=2), links=links, disk=slow)
+    found = predict(opt_6_7b, machine, WORK, policy(DISK, cache, HOST))
+    drive = sum(seconds for name, seconds in found.decode.items() if "disk" in name)
+    assert drive > 4 * found.decode["gpu"]
+    assert found.decode_s == pytest.approx(drive, rel=0.01)
+
+
 def test_threads_beside_what_computes_have_one_kind_of_load_each(opt_6_7b, t4):
-    """On a machine without a GPU, weights are read and expanded by one thread, KV by others; states by none."""
+    """On a machine without a GPU, KV is read and unpacked by one thread; states by none. Weights are unpacked while
+    others are read, on the processors that compute.
+    """
     links, schedule = (
         replace(t4.links, one_memory=True),
         replace(t4.schedule, exposed_weight_loads=0.0, exposed_states=1.0),
@@ -252,8 +266,10 @@ def test_threads_beside_what_computes_have_one_kind_of_load_each(opt_6_7b, t4):
     phases = terms(opt_6_7b, machine, WORK, options)
     _, decode = chains(phases, machine, options)
     parts = {name: float(vector @ shares) for name, vector in phases.decode.items()}
-    loaded = parts["weights from disk"] + parts["weights unpacked"]
-    assert float(decode["weights loaded"] @ shares) == pytest.approx(loaded)
+    computed = sum(parts[name] for name in ("gpu", "host", "weights unpacked", "cache unpacked"))
+    rates = replace(schedule, exposed_states=0.0, computing_lost_to_reads=0.0, computing_lost_to_copies=0.0)
+    _, least = chains(phases, replace(machine, schedule=rates), options)
+    assert float(least["computing"] @ shares) == pytest.approx(computed)
     assert float(decode["cache loaded"] @ shares) == pytest.approx(parts["cache from disk"] + parts["cache unpacked"])
     states = parts["activations from disk"] + parts["activations to disk"]
     hidden = replace(machine, schedule=replace(schedule, exposed_states=0.0))

@@ -9,7 +9,7 @@ the GPU.
 Without overlap, everything adds up, but for what the page cache writes back while the GPU computes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal, TypeAlias
@@ -34,6 +34,8 @@ _TO_DISK = ("activations to disk", "cache to disk")
 _COMPUTE = ("gpu", "host")
 _UNPACK = ("weights unpacked", "cache packed", "cache unpacked")
 _STATES = ("activations from disk", "activations to disk")
+_AT_DRIVE = ("disk", "cache loaded", "cache stored")
+"""Chains of which each has the drive's time in it."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +116,15 @@ def chains(
     for part, phase in ((prefill, phases.prefill), (decode, phases.decode)):
         copies, reads = part["host to gpu"] + part["gpu to host"], part.pop("disk reads")
         part["disk"] = reads + part.pop("disk writes") + schedule.reads_lost_to_computing * part["computing"]
-        unpacked = _sum(phase, _UNPACK)
-        part["computing"] = part["computing"] + schedule.exposed_states * _sum(phase, _STATES)
         if machine.links.one_memory:
-            # Threads beside what computes; each of them has one kind of load, or stores.
-            copies = copies + unpacked
-            part["weights loaded"] = _sum(phase, ("weights from disk", "weights unpacked"))
+            # Threads beside what computes; of the cache's, each unpacks what it loads, or packs what it stores.
             part["cache loaded"] = _sum(phase, ("cache from disk", "cache unpacked"))
             part["cache stored"] = _sum(phase, ("cache packed", "cache to disk"))
-        else:
-            part["computing"] = part["computing"] + unpacked
+        # Unpacking takes the processors that compute, or the GPU: beside each other they are no faster.
         part["computing"] = (
-            part["computing"] + schedule.computing_lost_to_reads * reads + schedule.computing_lost_to_copies * copies
-        )
+            part["computing"] + _sum(phase, _UNPACK) + schedule.exposed_states * _sum(phase, _STATES)
+            + schedule.computing_lost_to_reads * reads + schedule.computing_lost_to_copies * copies
+        )  # fmt: skip
         if "device" in phase:
             part["device link"] = phase["device link"]
             # Drives attend for one batch while the GPU multiplies for another.
@@ -157,7 +155,7 @@ def predict(
         both = chains(phases, machine, options, form)
         longest = [{name: float(vector @ shares) for name, vector in part.items()} for part in both]
         ahead = machine.schedule.visits_ahead if form == "nearflash" else 0
-        prefill_s, decode_s = (_beside(part.values(), ahead) for part in longest)
+        prefill_s, decode_s = (_beside(part, ahead) for part in longest)
         decode_s *= steps
         slower = longest[1] if decode_s >= prefill_s else longest[0]
     else:
@@ -173,15 +171,17 @@ def predict(
                       bottleneck=max(slower, key=slower.__getitem__))  # fmt: skip
 
 
-def _beside(seconds: Iterable[float], visits_ahead: int) -> float:
+def _beside(parts: Mapping[str, float], visits_ahead: int) -> float:
     """The time of what goes on beside each other: the longest, and what it waits for the second where loads may be so
-    many visits ahead and no two take the same time.
+    many visits ahead and no two take the same time. Threads that wait for the drive are one part with it.
 
     As a server with a queue (M/M/1/K, K two more than the visits: loads that vary by .8 of their mean). Measured with
     weights and KV on disk: 1.2 to 1.3 times the longest where both take as long, at most 1.1 where the second takes
     half. Source: Gross and Harris, Fundamentals of Queueing Theory, section 2.5.
     """
-    second, longest = sorted((0.0, *seconds))[-2:]
+    drive = max((seconds for name, seconds in parts.items() if name in _AT_DRIVE), default=0.0)
+    others = [seconds for name, seconds in parts.items() if name not in _AT_DRIVE]
+    second, longest = sorted((0.0, drive, *others))[-2:]
     if not visits_ahead or not longest:
         return longest
     powers = [(second / longest) ** power for power in range(visits_ahead + 3)]

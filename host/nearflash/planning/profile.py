@@ -117,10 +117,10 @@ class RuntimeCosts:
     per_routing_s: more of per_layer_s in layers with experts, whose loading waits for the router. per_state_s: for each
     element of the hidden states that pass a layer, of norms, rotation, activations and residuals. per_logit_s: for each
     logit of which a token is chosen. computing_lost_to_reads, computing_lost_to_copies: shares of the time of disk
-    reads and of copies (unpacking too) that are lost to what computes beside them: processors move the data, or both
-    wait for memory; reads_lost_to_computing: the share of computing's time that reads lose. visits_ahead: so many
-    visits of a layer by a batch may loads be ahead of computing; what takes as long as computing then waits for it now
-    and then, and is waited for; 0: as if neither did.
+    reads and of copies that are lost to what computes beside them: processors move the data, or both wait for memory
+    (unpacking is computing); reads_lost_to_computing: the share of computing's time that reads lose. visits_ahead: so
+    many visits of a layer by a batch may loads be ahead of computing; what takes as long as computing then waits for it
+    now and then, and is waited for; 0: as if neither did.
     stores_scores: prefill holds all attention scores. full_prefill: it computes all sequences of a batch at once.
     offloads_embeddings: shares of the weights hold outside layers too.
     places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers.
