@@ -1,6 +1,7 @@
 """The bench of a model larger than memory, on a tiny one whose processes have no limit."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,3 +69,20 @@ def test_a_limit_that_no_plan_fits_leaves_the_peers_rows(tmp_path, monkeypatch):
     rows = list(larger._rows(tmp_path, {"dense": Planner()}, 4, 100))
     assert [row["case"] for row in rows] == ["accelerate", "airllm", "dense"]
     assert rows[2]["skipped"] == "a model must fit 100 bytes" and rows[1]["speedup_over_accelerate"] == 1
+
+
+def test_the_form_that_is_predicted_to_be_faster_is_chosen(tmp_path, monkeypatch):
+    class Planner:
+        folder = tmp_path
+
+        def __init__(self, speed):
+            self._plan = SimpleNamespace(peaks={}, prediction=SimpleNamespace(tokens_per_second=speed))
+
+        def plan(self, batch, limit_bytes):
+            return self._plan
+
+    monkeypatch.setattr(larger, "_case", lambda case, *_: {"tokens_per_second": 2.0, "tokens": [[1]]})
+    monkeypatch.setattr(larger, "write_plan", lambda *_: None)
+    for dense, coded, chosen in ((3.0, 4.0, "coded"), (4.0, 3.0, "dense")):
+        rows = larger._rows(tmp_path, {"dense": Planner(dense), "coded": Planner(coded)}, 4, 100)
+        assert [row["case"] for row in rows if row.get("chosen")] == [chosen]

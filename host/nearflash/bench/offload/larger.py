@@ -2,8 +2,9 @@
 
 The model is a Llama of random weights in bf16, written here, dense and with coded exponents. Each case is a process of
 its own in a memory cgroup (nearflash.bench.limits), at each batch size, with files dropped from the page cache before.
-Ours has a plan for what the limit leaves beside the interpreter and torch; where the model fits memory, transformers
-itself is the peer. Loading a model is not counted, nor AirLLM's splitting of the checkpoint.
+Ours has a plan for what the limit leaves beside the interpreter and torch; of the forms of weights, the one that plans
+predict to be faster is `chosen`. Where the model fits memory, transformers itself is the peer. Loading a model is not
+counted, nor AirLLM's splitting of the checkpoint.
 """
 
 import json
@@ -113,17 +114,20 @@ def _rows(folder: Path, plans: dict[str, _Planner], batch: int, limit: int | Non
     rows = {peer: _case(peer, folder / "dense", batch, limit)}
     if limit is not None:
         rows["airllm"] = _case("airllm", folder / "dense", batch, limit)
+    found: dict[str, Plan] = {}
     for form, planner in plans.items():
         try:
-            plan = planner.plan(batch, limit)
+            found[form] = planner.plan(batch, limit)
         except PlanError as error:  # the peers' rows are of use without it
             rows[form] = {"skipped": str(error)}
-            continue
+    chosen = max(found, key=lambda form: found[form].prediction.tokens_per_second, default=None)
+    for form, plan in found.items():
         (folder / "plan.json").unlink(missing_ok=True)
         write_plan(plan, folder / "plan.json")
-        row = _case("nearflash", planner.folder, batch, limit, folder / "plan.json")
+        row = _case("nearflash", plans[form].folder, batch, limit, folder / "plan.json")
         planned = {tier: peak.peak_bytes for tier, peak in plan.peaks.items()}
-        rows[form] = row | {"planned_peak_bytes": planned, "predicted": plan.prediction.tokens_per_second}
+        predicted = {"predicted": plan.prediction.tokens_per_second, "chosen": form == chosen}
+        rows[form] = row | {"planned_peak_bytes": planned} | predicted
     base, tokens = rows[peer], {case: row.pop("tokens", None) for case, row in rows.items()}
     for case, row in rows.items():
         if "tokens_per_second" in row and "tokens_per_second" in base:
