@@ -28,8 +28,10 @@ from nearflash.weights.loading import load
 
 WEIGHTS = {"dense": None, "bitmap": ("bitmap", 16), "coded": ("coded-bitmap", 16), "int8": ("groups", 8),
            "int4": ("groups", 4)}  # fmt: skip
-TIERS = {"memory": "gpu=1", "disk": "disk=1"}
-SHARES = {"memory": Shares(gpu=1), "disk": Shares(disk=1)}
+TIERS = {"memory": "gpu=1", "host": "host=1", "disk": "disk=1"}
+"""Of weights."""
+SHARES = {"memory": Shares(gpu=1), "host": Shares(host=1), "disk": Shares(disk=1)}
+KV_TIERS = ("memory", "disk")
 LAYERS = 2
 DEVICES = {"model": "model:attend-tiny", "verilator": "verilator:attend-tiny"}
 ENGINES = {"files": "cpu", **DEVICES}
@@ -59,7 +61,7 @@ NEW_PAIRS = 3
 
 def list_cells():
     """Each with its marks: `make test` has those that bring pairs of values which no earlier one has."""
-    axes = ([*WEIGHTS], [*TIERS], ["fp16", "int4"], [*TIERS, *ENGINES], [*POLICIES])
+    axes = ([*WEIGHTS], [*TIERS], ["fp16", "int4"], [*KV_TIERS, *ENGINES], [*POLICIES])
     cells = [cell for cell in itertools.product(*axes) if cell[3] != "verilator" or cell[0] == "dense"]
     seen = set()
     for number in range(len(cells)):
@@ -223,10 +225,16 @@ def planned_bytes(folder, tier, cache, place, prompt=PROMPT, new=NEW):
     return {link: size * SEQUENCES * new for link, size in moved.items()}
 
 
+def stored_fraction(folder):
+    return model_shape(folder)[1]
+
+
 def check_bytes(links, folder, tier, cache, place, attention):
     """The plan knows nothing of what a policy leaves out, nor of engines' pages; in short contexts blocks count."""
     planned = planned_bytes(folder, tier, cache, place)
     names = ["weights disk to host"]
+    if tier == "host" and stored_fraction(folder) < 1:  # dense ones are used where they lie: what computes is the host
+        names.append("weights host to gpu")
     if attention == "dense" and place != "files":
         names += ["cache disk to host", "cache host to disk", "cache host to device", "cache device to host"]
     elif place in DEVICES:
