@@ -1,6 +1,7 @@
 """Stored bytes of compressed tensors are read while buffers are in use; what is not wanted gives its memory back."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -84,11 +85,11 @@ def test_a_layer_that_is_never_used_gives_its_memory_back(stack):
 
 def test_reads_that_fail_or_are_dropped_release_their_stage(stack, monkeypatch):
     _, sources, _ = stack
-    pieces = [source.pieces[0] for layer in sources for source in layer.values()]
+    pieces = [(name, source.pieces[0]) for layer in sources for name, source in layer.items()]
     reader, load = StagedReader(threads=2), WeightsTensor.load
 
     def fail_once(self, *args, **options):
-        if self.name == pieces[1].tensor.name:
+        if self.name == pieces[1][1].tensor.name:
             raise self.error("reading failed")
         return load(self, *args, **options)
 
@@ -99,16 +100,35 @@ def test_reads_that_fail_or_are_dropped_release_their_stage(stack, monkeypatch):
             with monkeypatch.context() as patched:
                 patched.setattr(WeightsTensor, "load", fail_once)
                 with pytest.raises(WeightsError, match=r"'0\.b\.weight'.*failed"), reader.begin(pieces) as reads:
-                    reads.pop().release()
-                    reads.pop()
+                    for staged in reads:
+                        staged.release()
         with reader.begin(pieces) as reads:
-            assert [len(staged.piece.tensor.read()) for staged in popped(reads, len(pieces))]
+            found = [staged.release() for staged in reads]
+        assert len(found) == len(pieces)
     finally:
         reader.close()
 
 
-def popped(reads, count):
-    for _ in range(count):
-        staged = reads.pop()
-        yield staged
-        staged.release()
+def test_a_read_may_be_overtaken(stack, monkeypatch):
+    """By as many later ones as there are stages: whoever waited for it first would wait for ever."""
+    _, sources, _ = stack
+    pieces = [(name, source.pieces[0]) for layer in sources for name, source in layer.items()]
+    reader, begun, overtaken = StagedReader(threads=2), threading.Event(), threading.Event()
+    acquire = reader._stages.acquire
+
+    def acquire_late(prefer=None):
+        if not begun.is_set():
+            begun.set()
+            while not reader._stages.is_empty:
+                time.sleep(0.001)
+            overtaken.set()
+        return acquire(prefer)
+
+    monkeypatch.setattr(reader._stages, "acquire", acquire_late)
+    try:
+        with reader.begin(pieces) as reads:
+            assert overtaken.wait(30)
+            names = [(staged.piece.tensor.name, staged.release())[0] for staged in reads]
+    finally:
+        reader.close()
+    assert names[0] != pieces[0][1].tensor.name and len(set(names)) == len(pieces)

@@ -248,7 +248,7 @@ class LayoutReader:
 
     def begin(self, layout: BufferLayout) -> AbstractContextManager[StagedReads]:
         """Read what the host expands, before there is memory to expand it into; for `expand`, inside of the block."""
-        return self._staged.begin(piece for _, piece in _find_staged(layout))
+        return self._staged.begin((name, piece) for name, piece in _pieces(layout) if _is_staged(piece))
 
     def expand(self, layout: BufferLayout, memory: Tensor, reads: StagedReads) -> int:
         """Expand what does not lie in runs, of `reads` that were begun for it; the stored bytes of it that the host
@@ -263,8 +263,8 @@ class LayoutReader:
             for name, piece in _pieces(layout):
                 if not _is_staged(piece):
                     jobs.append(self._expanding.submit(piece.read_into, views[name]))
-            for name, _ in _find_staged(layout):
-                jobs.append(self._expanding.submit(_expand_into_place, reads.pop(), views[name]))
+            for staged in reads:
+                jobs.append(self._expanding.submit(_expand_into_place, staged, views[staged.name]))
         finally:
             for job in jobs:  # they fill the memory until then
                 job.exception()
@@ -289,10 +289,6 @@ def _pieces(layout: BufferLayout) -> Iterator[tuple[str, SourcePiece]]:
 def _is_staged(piece: SourcePiece) -> bool:
     """Whether the host reads it first: it is not in memory, and no device expands it beside the drive."""
     return piece.tensor.is_expanded_by_host and not isinstance(piece.tensor, KeptTensor)
-
-
-def _find_staged(layout: BufferLayout) -> Iterator[tuple[str, SourcePiece]]:
-    return ((name, piece) for name, piece in _pieces(layout) if _is_staged(piece))
 
 
 def _expand_into_place(staged: StagedPiece, parameter: Tensor) -> None:

@@ -4,9 +4,8 @@ The buffer of the next layer but one is still computed with when the next layer'
 need not wait for either: it goes on into a few memories, each of one tensor's stored bytes.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 
 import numpy as np
@@ -37,10 +36,10 @@ class _Stage:
 
 
 class StagedPiece:
-    """A piece with its stored bytes in a stage. Release it once."""
+    """A piece of the parameter `name`, its stored bytes in a stage. Release it once."""
 
-    def __init__(self, piece: SourcePiece, stage: _Stage, stages: BufferPool[_Stage]) -> None:
-        self.piece = piece
+    def __init__(self, name: str, piece: SourcePiece, stage: _Stage, stages: BufferPool[_Stage]) -> None:
+        self.name, self.piece = name, piece
         self._stage, self._stages = stage, stages
 
     def release(self) -> None:
@@ -49,34 +48,37 @@ class StagedPiece:
 
 
 class StagedReads:
-    """Reads of a layer's pieces that were begun, in order; each is whoever's pops it, who releases its piece."""
+    """Reads of a layer's pieces that were begun. Iterating gives each as it is read, to whoever releases it: no read
+    waits for one before it, which may wait for a stage that a later one has. It raises what reading raised.
+    """
 
     def __init__(self, reads: Iterable[Future[StagedPiece]] = ()) -> None:
-        self._reads = deque(reads)
+        self._reads = set(reads)
 
-    def pop(self) -> StagedPiece:
-        """The next piece. Waits for it; raises what reading raised."""
-        return self._reads.popleft().result()
+    def __iter__(self) -> Iterator[StagedPiece]:
+        for read in as_completed(self._reads):
+            self._reads.remove(read)
+            yield read.result()
 
     def drop(self) -> None:
-        """Cancel or release what nobody popped."""
-        while self._reads:
-            read = self._reads.popleft()
-            if not read.cancel() and read.exception() is None:
+        """Cancel or release what nobody took."""
+        for read in as_completed([read for read in self._reads if not read.cancel()]):
+            if read.exception() is None:
                 read.result().release()
+        self._reads.clear()
 
 
 class StagedReader:
-    """Reads pieces in the order in which they are begun, `threads` at once. Close it when all that was begun ended."""
+    """Reads pieces about in the order in which they are begun, `threads` at once. Close it when that has ended."""
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, "nearflash-stage", initializer=set_ieee_arithmetic)
         self._stages = BufferPool("stages of weights", (_Stage() for _ in range(STAGES)))
 
     @contextmanager
-    def begin(self, pieces: Iterable[SourcePiece]) -> Iterator[StagedReads]:
-        """Read the pieces; what is not popped in the block is dropped at its end."""
-        reads = StagedReads([self._threads.submit(self._read, piece) for piece in pieces])
+    def begin(self, pieces: Iterable[tuple[str, SourcePiece]]) -> Iterator[StagedReads]:
+        """Read pieces, each with its parameter's name; what is not taken in the block is dropped at its end."""
+        reads = StagedReads([self._threads.submit(self._read, name, piece) for name, piece in pieces])
         try:
             yield reads
         finally:
@@ -86,6 +88,6 @@ class StagedReader:
         """End the threads; may be called twice."""
         self._threads.shutdown()
 
-    def _read(self, piece: SourcePiece) -> StagedPiece:
+    def _read(self, name: str, piece: SourcePiece) -> StagedPiece:
         with self._stages.fill() as stage:
-            return StagedPiece(piece.keep(stage.take), stage, self._stages)
+            return StagedPiece(name, piece.keep(stage.take), stage, self._stages)
