@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 76_400, "rtl": 30_500, "sim": 16_700, "hls": 100, "tests": 79_900}
+LINES = {"host": 76_500, "rtl": 30_500, "sim": 16_700, "hls": 100, "tests": 80_100}
 
 
 @pytest.mark.parametrize("top", LINES)
