@@ -210,6 +210,15 @@ def test_four_bits_of_weights_are_unpacked_once_for_all_batches(shape, machine):
     assert packed.decode["weights unpacked"][-1] == pytest.approx(WEIGHTS / 1e5)
 
 
+def test_packed_weights_are_multiplied_dense(shape, machine):
+    """What memory gives to products is what was unpacked, not what is stored."""
+    slow = replace(machine, compute=replace(machine.compute, gpu_memory_bytes_per_s=1.0))
+    dense = terms(shape, slow, WORK, OPTIONS).decode["gpu"][-1]
+    for packed in (replace(OPTIONS, weight_bits=4), replace(OPTIONS, stored_fraction=0.5)):
+        able = replace(slow, compute=replace(slow.compute, expand_bytes_per_s=1.0))
+        assert terms(shape, able, WORK, packed).decode["gpu"][-1] == pytest.approx(dense)
+
+
 def test_each_batch_has_a_start_and_passes(shape, machine):
     slow = replace(machine, schedule=replace(machine.schedule, per_pass_s=3.0, per_start_s=5.0))
     plain, found = (terms(shape, each, WORK, OPTIONS) for each in (machine, slow))

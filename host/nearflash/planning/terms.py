@@ -159,7 +159,7 @@ class _Sizes:
         total = 0.0
         for layer, number in self.shape.kinds:
             flops = 2 * layer.active_parameters * tokens
-            read = self.bytes_stored(layer, tokens)
+            read = self.shape.element_bytes * layer.read_parameters(tokens)  # they are unpacked by then
             product = max(flops / flops_per_s, read / bandwidth)
             total += number * factor * product
         return total
