@@ -105,7 +105,7 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     with pytest.raises(CommandError, match="nand_block_pages must be 0 with device cpu, which has no NAND, not 64"):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, nand_block_pages=64)
     with pytest.raises(
-        UnknownDeviceError, match=r"device must be one of bit, model, .*model:attend-tiny.*, not 'model:update-tiny'"
+        UnknownDeviceError, match=r"device must be one of bit, model, .*attend-tiny.*, not 'model:update-tiny'"
     ):
         open_engine(SHAPE, PAGE, tokens=8, sequences=1, device="model:update-tiny")
     with pytest.raises(ConfigError, match=r"devices must be 1 to 4 \(the KV heads\)"):
