@@ -5,14 +5,14 @@ from nearflash.storage.kv.pool import PagePool
 
 
 def test_no_image_of_a_life_is_wrong(tmp_path):
-    found = find_kept_crash_points(tmp_path / "kv", actions=3, tries=1, seed=1)
-    assert found.journal_images > 20 and found.page_images > 100 and found.continued > 10 and not found.bad
+    found = find_kept_crash_points(tmp_path / "kv", actions=2, tries=1, seed=1)
+    assert found.journal_images > 10 and found.page_images > 50 and found.continued > 5 and not found.bad
     assert not list(tmp_path.iterdir())
 
 
 def test_no_end_of_a_journal_is_wrong(tmp_path):
-    found = find_kept_crash_points(tmp_path / "kv", actions=12, tries=0, seed=1)
-    assert found.journal_images > 100 and not found.page_images and not found.bad
+    found = find_kept_crash_points(tmp_path / "kv", actions=7, tries=0, seed=1)
+    assert found.journal_images > 50 and not found.page_images and not found.bad
 
 
 def test_pages_ahead_of_their_journal_are_found(tmp_path):
