@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,12 @@ from nearflash.abi.errors import CommandError, NonFiniteError
 from nearflash.weights.layers import LayerMatrix, layer_matrices, layers_with_matrices
 from nearflash.weights.products import WatchedProducts
 
-__all__ = ["METHODS", "PrunedLayer", "eager_experts", "prune", "prune_copies"]
+__all__ = ["METHODS", "PrunedLayer", "evaluation_mode", "prune", "prune_copies"]
 
 METHODS = ("wanda", "sparsegpt", "magnitude")
 _MATRIX_DIMENSIONS = 2
+_Given: TypeAlias = list[list[dict[str, Any]]]
+"""Of each window, what each layer is given beside the hidden states."""
 _DAMPING, _BLOCK = 0.01, 128
 """Of SparseGPT: share of the mean diagonal that is added to the Hessian, and columns that are chosen at once."""
 
@@ -90,13 +92,12 @@ def prune_copies(
     """
     layers = layers_with_matrices(model)
     layouts = {each: _check_options(model, tokens, method, each, None, layers) for each in sparsities}
-    with eager_experts(model):
-        hidden, given = ([], []) if method == "magnitude" or tokens is None else _capture(model, layers, tokens)
+    with evaluation_mode(model):
+        hidden, given = _capture(model, layers, tokens if method != "magnitude" else None)
         for number, layer in enumerate(layers):
             matrices = layer_matrices(model, layer)
-            seen = WatchedProducts({name: matrix.weight for name, matrix in matrices.items()}, method == "sparsegpt")
-            with torch.no_grad(), seen:
-                hidden = [_run(layer, states, keywords[number]) for states, keywords in zip(hidden, given, strict=True)]
+            with _watch(matrices, method) as seen:
+                hidden = _run_all(layer, number, hidden, given)
             pruned = {}
             for name, matrix in matrices.items():
                 for sparsity, layout in layouts.items():
@@ -132,46 +133,42 @@ def _check_options(
 def _prune(
     model: Any, layers: list[nn.Module], tokens: Tensor | None, method: str, layout: _Layout
 ) -> Iterator[PrunedLayer]:
+    with evaluation_mode(model):
+        hidden, given = _capture(model, layers, tokens if method != "magnitude" else None)
+        for number, layer in enumerate(layers):
+            matrices = layer_matrices(model, layer)
+            start = time.perf_counter()
+            with _watch(matrices, method) as seen:
+                _run_all(layer, number, hidden, given)
+            for name, matrix in matrices.items():
+                density = _prune_matrix(name, matrix, seen, method, layout)
+                yield PrunedLayer(name, density, time.perf_counter() - start)
+                start = time.perf_counter()
+            hidden = _run_all(layer, number, hidden, given)
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """The model computes as it does when it is used, and one product for each expert, whose inputs can be told apart,
+    where transformers has a choice; afterwards as before.
+    """
     trained = [module for module in model.modules() if module.training]
+    experts = getattr(model.config, "_experts_implementation", None)
+    has_choice = experts is not None and hasattr(model, "set_experts_implementation")
     model.eval()
     try:
-        with eager_experts(model):
-            hidden: list[Tensor] = []
-            given: list[list[dict[str, Any]]] = []
-            if method != "magnitude":
-                assert tokens is not None
-                hidden, given = _capture(model, layers, tokens)
-            for number, layer in enumerate(layers):
-                matrices = layer_matrices(model, layer)
-                start = time.perf_counter()
-                seen = WatchedProducts(
-                    {name: matrix.weight for name, matrix in matrices.items()}, method == "sparsegpt"
-                )
-                with torch.no_grad(), seen:
-                    for states, keywords in zip(hidden, given, strict=True):
-                        layer(states, **keywords[number])
-                for name, matrix in matrices.items():
-                    density = _prune_matrix(name, matrix, seen, method, layout)
-                    yield PrunedLayer(name, density, time.perf_counter() - start)
-                    start = time.perf_counter()
-                hidden = [_run(layer, states, keywords[number]) for states, keywords in zip(hidden, given, strict=True)]
+        if has_choice:
+            model.set_experts_implementation("eager")
+        yield
     finally:
+        if has_choice:
+            model.set_experts_implementation(experts)
         for module in trained:
             module.training = True
 
 
-@contextmanager
-def eager_experts(model: Any) -> Iterator[None]:
-    """One product for each expert, whose inputs can be told apart, where transformers has a choice."""
-    before = getattr(model.config, "_experts_implementation", None)
-    if before is None or not hasattr(model, "set_experts_implementation"):
-        yield
-        return
-    model.set_experts_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_experts_implementation(before)
+def _watch(matrices: dict[str, LayerMatrix], method: str) -> WatchedProducts:
+    return WatchedProducts({name: matrix.weight for name, matrix in matrices.items()}, method == "sparsegpt")
 
 
 @torch.no_grad()
@@ -187,10 +184,10 @@ def _prune_matrix(name: str, matrix: LayerMatrix, seen: WatchedProducts, method:
 
 
 @torch.no_grad()
-def _capture(model: Any, layers: list[nn.Module], tokens: Tensor) -> tuple[list[Tensor], list[list[dict[str, Any]]]]:
+def _capture(model: Any, layers: list[nn.Module], tokens: Tensor | None) -> tuple[list[Tensor], _Given]:
     """The hidden states (1, length, d) that go into the first layer, and what each layer is given beside them."""
     hidden: list[Tensor] = []
-    given: list[list[dict[str, Any]]] = []
+    given: _Given = []
 
     def see(number: int) -> Callable[..., None]:
         def hook(_: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -202,7 +199,7 @@ def _capture(model: Any, layers: list[nn.Module], tokens: Tensor) -> tuple[list[
 
     hooks = [layer.register_forward_pre_hook(see(number), with_kwargs=True) for number, layer in enumerate(layers)]
     try:
-        for row in tokens:
+        for row in tokens if tokens is not None else ():
             given.append([])
             model.get_decoder()(row[None].to(model.device), use_cache=False)
     finally:
@@ -212,10 +209,10 @@ def _capture(model: Any, layers: list[nn.Module], tokens: Tensor) -> tuple[list[
 
 
 @torch.no_grad()
-def _run(layer: nn.Module, hidden: Tensor, keywords: dict[str, Any]) -> Tensor:
-    out = layer(hidden, **keywords)
-    hidden_out: Tensor = out[0] if isinstance(out, tuple) else out
-    return hidden_out
+def _run_all(layer: nn.Module, number: int, hidden: list[Tensor], given: _Given) -> list[Tensor]:
+    """The hidden states that a layer gives of those that go into it, one window at a time."""
+    outputs = (layer(states, **keywords[number]) for states, keywords in zip(hidden, given, strict=True))
+    return [out[0] if isinstance(out, tuple) else out for out in outputs]
 
 
 def _new_weight(name: str, weight: Tensor, statistics: Tensor | None, method: str, layout: _Layout) -> Tensor:

@@ -110,19 +110,19 @@ class LayerSearch:
         self._dense = {name: model.get_parameter(name).detach().clone() for names in self._layers for name in names}
         self._weights = {0.0: self._dense}
 
-    def least_bytes(self, bits: int = 4) -> int:
-        """Bytes of all layers' matrices in the smallest of the forms of so many bits, pruned by magnitude for it.
+    def least_bytes(self) -> int:
+        """Bytes of all layers' matrices in the smallest of the forms of 4 bits, pruned by magnitude for it.
 
         Codes take as many bytes of other weights; where SparseGPT leaves unequal rows, some more.
         """
-        forms = [choice for choice in self.choices if choice.bits == bits]
+        forms = [choice for choice in self.choices if choice.bits == BITS[-1]]
         sparsities = sorted({form.sparsity for form in forms} - {0.0})
         copies = prune_copies(self._model, None, method="magnitude", sparsities=sparsities)
         total = 0
         for names, pruned in zip(self._layers, copies, strict=True):
             pruned |= {(name, 0.0): self._dense[name] for name in names}
-            total += min(sum(len(self._pack(name, pruned[name, form.sparsity], form)[0].data) for name in names)
-                          for form in forms)  # fmt: skip
+            total += min(sum(len(self._pack(name, self._narrow(pruned[name, form.sparsity]), form).data)
+                             for name in names) for form in forms)  # fmt: skip
         return total
 
     def list_lossless(self) -> list[MeasuredForm]:
@@ -189,10 +189,12 @@ class LayerSearch:
 
     def measure_loss(self, chosen: Mapping[int, LayerForm], tokens: Tensor) -> float:
         """Nats a token, with layers in the forms chosen."""
-        weights: dict[str, Tensor] = {}
-        for layer, choice in chosen.items():
-            weights |= self._compress(layer, choice)[1]
-        return self._loss_with(weights, tokens)
+        try:
+            for layer, choice in chosen.items():
+                self._fill(self._round(layer, choice) if choice.bits == BITS[0] else self._compress(layer, choice)[1])
+            return log(perplexity(self._model, tokens))
+        finally:
+            self.restore()
 
     def apply(self, chosen: Mapping[int, LayerForm]) -> dict[str, tuple[str, int]]:
         """Prune the model's layers as chosen; returns format and bits of each weight, for write_model."""
@@ -216,32 +218,28 @@ class LayerSearch:
         finally:
             self.restore()
 
-    def _loss_with(self, weights: Mapping[str, Tensor], tokens: Tensor) -> float:
-        self._fill(weights)
-        try:
-            return log(perplexity(self._model, tokens))
-        finally:
-            self.restore()
-
     def _compress(self, layer: int, choice: LayerForm) -> tuple[int, dict[str, Tensor]]:
         """Bytes of a layer's matrices in a form, and what they expand to."""
-        stored, weights = 0, {}
-        for name in self._layers[layer]:
-            packed, narrow = self._pack(name, self._weights[choice.sparsity][name], choice)
-            weights[name] = narrow if choice.bits == BITS[0] else _expand(packed, narrow.dtype)
-            stored += len(packed.data)
-        return stored, weights
+        weights, packed = self._round(layer, choice), []
+        for name, weight in weights.items():
+            packed.append(self._pack(name, weight, choice))
+            if choice.bits != BITS[0]:
+                weights[name] = torch.from_numpy(expand_packed(packed[-1])).view(self._dtype)
+        return sum(len(tensor.data) for tensor in packed), weights
 
-    def _pack(self, name: str, weight: Tensor, choice: LayerForm) -> tuple[PackedTensor, Tensor]:
-        """A weight in a form, and as it is before. Raises as compress_tensor."""
-        narrow = weight.to("cpu", self._dtype).contiguous()
-        patterns = narrow.view(torch.uint16).numpy()
-        values = patterns.view(np.float16) if narrow.dtype == torch.float16 else patterns
-        return compress_tensor(name, values, choice.format, choice.bits), narrow
+    def _round(self, layer: int, choice: LayerForm) -> dict[str, Tensor]:
+        """A layer's matrices, pruned for a form, as they are stored in 16 bits."""
+        pruned = self._weights[choice.sparsity]
+        return {name: self._narrow(pruned[name]) for name in self._layers[layer]}
 
+    def _narrow(self, weight: Tensor) -> Tensor:
+        return weight.to("cpu", self._dtype).contiguous()
 
-def _expand(packed: PackedTensor, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(expand_packed(packed)).view(dtype)
+    def _pack(self, name: str, weight: Tensor, choice: LayerForm) -> PackedTensor:
+        """Pack a weight of 16 bits. Raises as compress_tensor."""
+        patterns = weight.view(torch.uint16).numpy()
+        values = patterns.view(np.float16) if weight.dtype == torch.float16 else patterns
+        return compress_tensor(name, values, choice.format, choice.bits)
 
 
 def pick_by_size(steps: Sequence[dict[int, MeasuredForm]], room_bytes: int) -> dict[int, MeasuredForm]:

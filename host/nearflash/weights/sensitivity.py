@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from nearflash.abi.errors import NonFiniteError
-from nearflash.weights.prune import eager_experts
+from nearflash.weights.prune import evaluation_mode
 
 __all__ = ["LayerSensitivity"]
 
@@ -46,7 +46,7 @@ class LayerSensitivity:
         self._model, self._layers, self._length = model, layers, tokens.shape[1]
         self._passes: list[list[_Pass]] = []
         generator = torch.Generator().manual_seed(0)
-        with eager_experts(model):
+        with evaluation_mode(model):
             for number, window in enumerate(tokens):
                 self._passes.append(self._differentiate(window, generator))
                 advance(f"window {number}")
@@ -87,7 +87,7 @@ class LayerSensitivity:
     def estimate(self, layer: int) -> float:
         """Nats a token that the model loses with a layer's weights as they are now, all others as they were."""
         squares = []
-        with eager_experts(self._model):
+        with evaluation_mode(self._model):
             for passes in self._passes:
                 at = passes[layer]
                 outputs = self._layers[layer](at.hidden, **at.keywords)
