@@ -103,3 +103,20 @@ def test_map_all_gives_results_in_order_or_the_first_error_when_all_have_ended()
         with pytest.raises(ValueError, match="1"):
             threads.map_all(pool, call, (0, 1, 3, 4))
     assert sorted(ended) == [0, 1, 3, 4]
+
+
+def test_map_all_waits_for_what_it_began_where_its_items_end_with_an_error():
+    ended = []
+
+    def items():
+        yield 0.05
+        raise ValueError("no more")
+
+    def call(seconds):
+        time.sleep(seconds)
+        ended.append(seconds)
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(ValueError, match="no more"):
+            threads.map_all(pool, call, items())
+        assert ended == [0.05]

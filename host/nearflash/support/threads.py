@@ -118,11 +118,16 @@ class CallingThread(Executor):
 def map_all(pool: Executor, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Results of the call for each item, on a pool's threads.
 
-    Raises the first item's error when all calls have ended: the memory that they fill may be used again then.
+    Raises the error of the items themselves, or the first item's, when all calls have ended: the memory that they fill
+    may be used again then.
     """
-    jobs = [pool.submit(call, item) for item in items]
-    for job in jobs:
-        job.exception()
+    jobs: list[Future[R]] = []
+    try:
+        for item in items:
+            jobs.append(pool.submit(call, item))
+    finally:
+        for job in jobs:
+            job.exception()
     return [job.result() for job in jobs]
 
 

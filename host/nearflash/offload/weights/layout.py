@@ -6,10 +6,11 @@ which only the bytes of the first and last block are copied. Tensors that have a
 are expanded or converted behind them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from operator import mul
 
@@ -255,21 +256,7 @@ class LayoutReader:
         reads. Raises WeightsError.
         """
         views = layout.views(memory) if layout.expanded else {}
-        jobs: list[Future[None]] = []
-        try:
-            for name, source in layout.expanded.items():
-                if source.converter is not None:
-                    jobs.append(self._expanding.submit(source.read_into, views[name]))
-            for name, piece in _pieces(layout):
-                if not _is_staged(piece):
-                    jobs.append(self._expanding.submit(piece.read_into, views[name]))
-            for staged in reads:
-                jobs.append(self._expanding.submit(_expand_into_place, staged, views[staged.name]))
-        finally:
-            for job in jobs:  # they fill the memory until then
-                job.exception()
-        for job in jobs:
-            job.result()
+        map_all(self._expanding, lambda job: job(), _list_jobs(layout, views, reads))
         return sum(source.host_bytes for source in layout.expanded.values())
 
     def close(self) -> None:
@@ -289,6 +276,18 @@ def _pieces(layout: BufferLayout) -> Iterator[tuple[str, SourcePiece]]:
 def _is_staged(piece: SourcePiece) -> bool:
     """Whether the host reads it first: it is not in memory, and no device expands it beside the drive."""
     return piece.tensor.is_expanded_by_host and not isinstance(piece.tensor, KeptTensor)
+
+
+def _list_jobs(layout: BufferLayout, views: Mapping[str, Tensor], reads: StagedReads) -> Iterator[Callable[[], None]]:
+    """List what fills the views, and wait for reads."""
+    for name, source in layout.expanded.items():
+        if source.converter is not None:
+            yield partial(source.read_into, views[name])
+    for name, piece in _pieces(layout):
+        if not _is_staged(piece):
+            yield partial(piece.read_into, views[name])
+    for staged in reads:
+        yield partial(_expand_into_place, staged, views[staged.name])
 
 
 def _expand_into_place(staged: StagedPiece, parameter: Tensor) -> None:
