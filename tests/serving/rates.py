@@ -12,11 +12,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from vllm.v1.kv_offload.tiering.fs.io import batch_load_block, batch_store_block, probe_o_direct
 from vllm.v1.kv_offload.tiering.fs.thread_pool import DualQueueThreadPool
 
-from nearflash.bench.storage.blocks import measure_rates, read_rows
+from nearflash.bench.storage.blocks import MEMORY_BYTES, make_noise, measure_rates
 from nearflash.storage.io.bandwidth import Probe
 
 BATCH_BYTES = 32 << 20
@@ -60,11 +59,9 @@ def main():
     parser.add_argument("--turn-bytes", type=int, default=1 << 30)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix=".nearflash-rates-", dir=given.folder) as inside:
-        folder = Path(inside)
+        folder, memory = Path(inside), make_noise(max(MEMORY_BYTES, *given.sizes))
         with Probe(folder, given.turn_bytes) as probe:
             for size in given.sizes:
-                memory = read_rows(size).reshape(-1)
-                memory[:] = np.frombuffer(np.random.default_rng(0).bytes(len(memory)), np.uint8)
                 files = Files(folder / "files", memory, size)
                 peers = {"vllm_files_put": files.store, "vllm_files_get": files.load, "removal": files.remove}
                 row = measure_rates(folder / "blocks", probe, memory, size, given.turn_bytes, given.repeats, peers)

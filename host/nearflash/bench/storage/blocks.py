@@ -26,12 +26,13 @@ from nearflash.storage.blocks import BlockStore
 from nearflash.storage.io.bandwidth import Probe
 from nearflash.storage.io.direct import aligned_buffer
 
-__all__ = ["Move", "measure_rates", "read_rows", "run"]
+__all__ = ["MEMORY_BYTES", "Move", "make_noise", "measure_rates", "run"]
 
 Bytes = NDArray[np.uint8]
 Move = Callable[[Sequence[bytes]], object]
 """Stores or loads blocks of these keys."""
-_BATCH_BYTES, _MEMORY_BYTES = 32 << 20, 128 << 20
+_BATCH_BYTES, MEMORY_BYTES = 32 << 20, 128 << 20
+"""Of blocks put or got in one call, and of all that are put or got over and over."""
 _SMALL_BYTES = 4096
 _LATENCY_BYTES = 1 << 20
 _WEAR_BYTES = 256 << 10
@@ -54,7 +55,7 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """A row for each part, and for each size of blocks. Raises CommandError, StateError, StorageFullError."""
     chosen = check_choices("parts", parts, PARTS)
-    memory = _noise(max(_MEMORY_BYTES, *sizes))
+    memory = make_noise(max(MEMORY_BYTES, *sizes))
     with tempfile.TemporaryDirectory(prefix=".nearflash-probe-", dir=path) as inside:
         file = Path(inside) / "blocks"
         if "rates" in chosen:
@@ -84,7 +85,7 @@ def measure_rates(
     peers: Mapping[str, Move] = MappingProxyType({}),
 ) -> dict[str, Any]:  # fmt: skip
     """A row of rates for blocks of `size` bytes, which are parts of `memory`; `peers`: moves of others in each turn."""
-    source, target = memory[: len(memory) // size * size].reshape(-1, size), read_rows(size)
+    source, target = memory[: len(memory) // size * size].reshape(-1, size), _rows(size)
     count, seen = turn_bytes // size, dict[str, list[float]]()
 
     def turn(keys: Sequence[bytes]) -> None:
@@ -110,7 +111,7 @@ def measure_rates(
 
 
 def _latency(file: Path, memory: Bytes, file_bytes: int, gets: int) -> dict[str, Any]:
-    source, target = memory.reshape(-1, _LATENCY_BYTES), read_rows(_LATENCY_BYTES)[:1]
+    source, target = memory.reshape(-1, _LATENCY_BYTES), _rows(_LATENCY_BYTES)[:1]
     known, seconds, ended = _keys(0, len(source) // 2), list[float](), threading.Event()
     with _open(file, file_bytes, _LATENCY_BYTES) as store:
         _put(store, known, source)
@@ -150,7 +151,7 @@ def _rebuild(file: Path, memory: Bytes, capacity_bytes: int) -> dict[str, Any]:
 
 
 def _wear(file: Path, memory: Bytes, file_bytes: int) -> dict[str, Any]:
-    source, target = memory.reshape(-1, _WEAR_BYTES), read_rows(_WEAR_BYTES)
+    source, target = memory.reshape(-1, _WEAR_BYTES), _rows(_WEAR_BYTES)
     rng = np.random.default_rng(0)
     with _open(file, file_bytes, _WEAR_BYTES) as store:
         hot = _keys(0, max(store.stats().capacity_blocks // 20, 1))
@@ -201,15 +202,16 @@ def _keys(number: int, count: int) -> list[bytes]:
     return [b"%d-%d" % (number, index) for index in range(count)]
 
 
-def _noise(size_bytes: int) -> Bytes:
+def make_noise(size_bytes: int) -> Bytes:
+    """Aligned memory of random bytes, to put blocks from."""
     memory = aligned_buffer(size_bytes)
     memory[:] = np.frombuffer(np.random.default_rng(0).bytes(size_bytes), np.uint8)
     return memory
 
 
-def read_rows(size: int) -> Bytes:
-    """Memory for gets of `size` bytes, whose pages are there, (rows, size)."""
-    memory = aligned_buffer(max(_MEMORY_BYTES // size, 1) * size)
+def _rows(size: int) -> Bytes:
+    """Memory for gets, whose pages are there."""
+    memory = aligned_buffer(max(MEMORY_BYTES // size, 1) * size)
     memory[:] = 0
     rows: Bytes = memory.reshape(-1, size)
     return rows

@@ -9,7 +9,7 @@ of its significand, and the entropy of its exponent; of each tensor by itself, e
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -112,8 +112,7 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
     calibration, others = hold_out(texts, settings.windows)
     others = others[:_HELD_OUT_WINDOWS]
     for pruning, options in PRUNINGS.items():
-        formats = [name for name in settings.formats
-                   if (name in _UNPRUNED if pruning == "none" else not name.startswith("int"))]  # fmt: skip
+        formats = _list_formats(settings, pruning)
         if not formats:
             continue
         _restore(model, dense)
@@ -122,11 +121,21 @@ def measure(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
         rounded = {name: model.get_parameter(name).half().float() for name in names}
         losses = _losses("perplexity_of_fp16", model, rounded, others, kv=not options)
         for dtype in settings.dtypes:
-            narrow = {name: model.get_parameter(name).to(DTYPES[dtype]) for name in names}
-            bound = sum(map(entropy_bound, narrow.values())) / sum(8 * weight.nbytes for weight in narrow.values())
+            narrow, bound = _narrow(model, names, dtype)
             for format in formats:
                 row = _row(model, narrow, format, bound, others)
                 yield {"pruning": pruning, "format": format, "dtype": dtype, **losses, **row}
+
+
+def _list_formats(settings: SizesSettings, pruning: str) -> list[str]:
+    return [name for name in settings.formats
+            if (name in _UNPRUNED if pruning == "none" else not name.startswith("int"))]  # fmt: skip
+
+
+def _narrow(model: Any, names: Iterable[str], dtype: str) -> tuple[dict[str, Tensor], float]:
+    """Weights in a dtype, and their entropy over their bits."""
+    narrow = {name: model.get_parameter(name).to(DTYPES[dtype]) for name in names}
+    return narrow, sum(map(entropy_bound, narrow.values())) / sum(8 * weight.nbytes for weight in narrow.values())
 
 
 def measure_bytes(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]]:
@@ -138,13 +147,11 @@ def measure_bytes(name: str, settings: SizesSettings) -> Iterator[dict[str, Any]
     model.requires_grad_(False)
     names = layer_weights(model)
     for pruning in ("none", "magnitude"):
-        formats = [name for name in settings.formats
-                   if (name in _UNPRUNED if pruning == "none" else not name.startswith("int"))]  # fmt: skip
+        formats = _list_formats(settings, pruning)
         for _ in prune(model, None, **PRUNINGS[pruning]) if PRUNINGS[pruning] else ():
             pass
         for dtype in settings.dtypes:
-            narrow = {name: model.get_parameter(name).to(DTYPES[dtype]) for name in names}
-            bound = sum(map(entropy_bound, narrow.values())) / sum(8 * weight.nbytes for weight in narrow.values())
+            narrow, bound = _narrow(model, names, dtype)
             ours = ({"format": format, **_bytes_row(narrow, settings_of(format))[0]} for format in formats)
             for row in (*ours, *_peer_rows(narrow, dtype)):
                 yield {"pruning": pruning, "dtype": dtype, "of": OF, "entropy_bound_fraction": bound, **row}

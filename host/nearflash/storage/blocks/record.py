@@ -22,8 +22,7 @@ from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import copy_checked, crc32c, crc32c_each
 
 __all__ = [
-    "HEADER_BYTES", "KEY_BYTES", "LIFE", "RECORD", "Zone", "block_checksums", "copy_good_blocks", "identity_checksums",
-    "keys_of",
+    "HEADER_BYTES", "KEY_BYTES", "LIFE", "RECORD", "Zone", "block_checksums", "copy_good_blocks", "keys_of",
 ]  # fmt: skip
 
 KEY_BYTES = 48
@@ -46,14 +45,14 @@ Records = NDArray[Any]
 
 def block_checksums(records: Records, blocks: Iterable[NDArray[np.uint8]]) -> NDArray[np.uint32]:
     """CRC32C of each record's identity and of its block, which is the first bytes of each of `blocks`."""
-    return crc32c_each(_parts(records, blocks), identity_checksums(records))
+    return crc32c_each(_parts(records, blocks), _identity_checksums(records))
 
 
 def copy_good_blocks(
     records: Records, blocks: Iterable[NDArray[np.uint8]], targets: Sequence[NDArray[np.uint8] | None]
 ) -> NDArray[np.bool_]:
     """Whether each block has its record's checksum (see block_checksums); such a block is copied to its target."""
-    return copy_checked(_parts(records, blocks), identity_checksums(records), records["data_crc"], targets)
+    return copy_checked(_parts(records, blocks), _identity_checksums(records), records["data_crc"], targets)
 
 
 def keys_of(records: Records) -> list[bytes]:
@@ -63,7 +62,7 @@ def keys_of(records: Records) -> list[bytes]:
     return [raw[number * KEY_BYTES : number * KEY_BYTES + length] for number, length in enumerate(lengths)]
 
 
-def identity_checksums(records: Records) -> NDArray[np.uint32]:
+def _identity_checksums(records: Records) -> NDArray[np.uint32]:
     """CRC32C of what says of each record whose block it is, and where it lies."""
     raw = records.view(np.uint8).reshape(len(records), RECORD.itemsize)[:, :_IDENTITY_BYTES]
     return np.array([crc32c(identity) for identity in raw], np.uint32)
