@@ -143,11 +143,11 @@ def gpu():
 
 
 def _run_rank(rank, port, function, arguments, found):
-    import torch
+    from nearflash.verify.fixtures.forked import keep_one_thread
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-                   "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}  # fmt: skip
-    torch.set_num_threads(1)  # OpenMP's threads have not come along: a command that set more would wait for them
+                   "MASTER_PORT": str(port)}  # fmt: skip
+    keep_one_thread()
     try:
         done = function(*arguments)
     except Exception as error:
