@@ -10,11 +10,18 @@ from nearflash.bench.storage.history import FORMATS
 from nearflash.storage.state.state_file import StateFile
 
 
-@pytest.mark.parametrize("files", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_every_image_recovers(tmp_path, files):
-    found = crash_points(tmp_path, files=files, steps=2, tries=3, seed=files)
+@pytest.mark.parametrize(
+    ("files", "tries", "points", "newer"),
+    [
+        pytest.param(1, 8, 1500, 20, marks=pytest.mark.full),
+        pytest.param(2, 8, 1500, 20, marks=pytest.mark.full),
+        (2, 3, 600, 8),
+    ],
+)
+def test_every_image_recovers(tmp_path, files, tries, points, newer):
+    found = crash_points(tmp_path, files=files, steps=2, tries=tries, seed=files)
     assert found.bad == []
-    assert found.points > 600 and found.newer > 8
+    assert found.points > points and found.newer > newer
 
 
 @pytest.mark.full
@@ -39,7 +46,7 @@ def test_changes_of_weights_over_committed_ones_are_noticed(tmp_path, monkeypatc
             self._version = last
 
     monkeypatch.setattr(StateFile, "write", write)
-    found = crash_points(tmp_path, files=1, steps=3, tries=1, seed=1, manifest=FORMATS["split"])
+    found = crash_points(tmp_path, files=1, steps=3, tries=2, seed=1, manifest=FORMATS["split"])
     assert any("not exactly" in wrong for wrong in found.bad)
 
 
