@@ -331,3 +331,21 @@ def test_too_little_address_space_is_one_line(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stderr.startswith("nearflash: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_options_are_written_out(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--model", "folder", "--prompt", "text"])
+    assert "unrecognized arguments: --prompt" in capsys.readouterr().err
+
+
+def test_what_is_no_model_or_text_is_said_before_torch_is_imported(tmp_path):
+    commands = (["generate", "--model", "none", "text"], ["plan", "none"],
+                ["compress", "none", "--method", "none", "-o", "out"],
+                ["calibrate", "--model", "none", "--texts", __file__],
+                ["calibrate", "--model", "none", "--texts", "no text"])  # fmt: skip
+    text = "import sys; from nearflash.cli.main import main\n"
+    text += f"assert [main(each) for each in {commands}] == [2] * {len(commands)} and 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, text=True, capture_output=True, check=True)
+    *models, last = done.stderr.splitlines()
+    assert all(line.startswith("nearflash: model must be ") for line in models) and "texts must be" in last

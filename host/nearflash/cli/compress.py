@@ -17,6 +17,7 @@ from nearflash.cli.target import TargetSearch, check_outcome, parse_target, tabu
 from nearflash.support.arguments import positive
 from nearflash.support.files import remove_on_error, write_durably
 from nearflash.weights.compress import BITS, FORMATS
+from nearflash.weights.folder import SMOLLM2, open_folder
 from nearflash.weights.parts import REPORT, REPORT_NAME, part_digests
 
 __all__ = ["compress"]
@@ -98,6 +99,7 @@ def _pattern(text: str) -> tuple[int, int]:
 
 def _compress(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
+    open_folder(arguments.model, adapters=True, quantized=True, gguf=True)  # raises before torch takes its seconds
 
     from nearflash.weights.evaluate import evaluate, read_evaluation
     from nearflash.weights.pretrained import load_pretrained, silent_transformers
@@ -163,7 +165,6 @@ def _open_stored(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]] | 
     """
     from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
     from nearflash.weights.empty import find_dtype
-    from nearflash.weights.folder import SMOLLM2, open_folder
     from nearflash.weights.pretrained import DTYPES
 
     if arguments.format != "coded" or arguments.method != "none" or arguments.target:
@@ -216,7 +217,7 @@ def _has_fp8(tensors: dict[str, Any]) -> bool:
 def _write_model(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     """Prune a model and write it. The report, and windows to measure the loss on, where there are texts."""
     from nearflash.weights.convert import copy_others, layer_weights, write_model
-    from nearflash.weights.pretrained import DTYPES, SMOLLM2, load_model, load_tokenizer, own_dtype
+    from nearflash.weights.pretrained import DTYPES, load_model, load_tokenizer, own_dtype
 
     dtype = arguments.dtype or own_dtype(arguments.model)
     needs_texts = bool(arguments.texts or arguments.target)

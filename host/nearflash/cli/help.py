@@ -1,8 +1,8 @@
-"""How help reads: examples as they are written, and the default of each option that has one."""
+"""How commands read: options by their whole names; help with examples as written, and the default of each option."""
 
 import argparse
 
-__all__ = ["HelpFormatter", "set_formatter"]
+__all__ = ["HelpFormatter", "set_conventions"]
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -17,10 +17,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return text + f" (default: {shown.replace('%', '%%')})"
 
 
-def set_formatter(parser: argparse.ArgumentParser) -> None:
-    """Give a parser and all its subcommands this formatter."""
-    parser.formatter_class = HelpFormatter
+def set_conventions(parser: argparse.ArgumentParser) -> None:
+    """Give a parser and all its subcommands this formatter, and options that are written out: `--prompt TEXT` is no
+    short form of `--prompts FILE`, and a script does not stop as options are added.
+    """
+    parser.formatter_class, parser.allow_abbrev = HelpFormatter, False
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for action_parser in action.choices.values():
-                set_formatter(action_parser)
+                set_conventions(action_parser)

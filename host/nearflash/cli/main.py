@@ -21,7 +21,7 @@ from nearflash import abi
 from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.bench.runner import print_rows, with_origin
 from nearflash.cli import bench, bitstream, device_server, devices, emit, selftest
-from nearflash.cli.help import HelpFormatter, set_formatter
+from nearflash.cli.help import HelpFormatter, set_conventions
 from nearflash.support.release import release
 
 __all__ = ["GROUPS", "main", "make_parser"]
@@ -171,7 +171,7 @@ def make_parser(called: str | None = None, *, everything: bool = False) -> argpa
     for name, action_parser in subparsers.choices.items():
         action_parser.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         action_parser.description = action_parser.description or _SENTENCES.get(name)
-    set_formatter(parser)
+    set_conventions(parser)
     parser.epilog = _listing({name: _SENTENCES.get(name) or _help(subparsers, name) for name in subparsers.choices})
     return parser
 

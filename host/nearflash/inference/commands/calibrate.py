@@ -12,6 +12,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.support.arguments import positive
+from nearflash.weights.folder import open_folder
 
 __all__ = ["calibrate"]
 
@@ -58,6 +59,9 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
     if not 0 < arguments.fraction <= 1:
         raise CommandError(f"fraction must be above 0 and at most 1, not {arguments.fraction!r}")
+    if missing := [file for file in arguments.texts if not file.is_file()]:
+        raise CommandError(f"texts must be readable UTF-8 files, not {str(missing[0])!r}")
+    open_folder(arguments.model, adapters=True, quantized=True, gguf=True)  # raises before torch takes its seconds
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.identity import weights_digests

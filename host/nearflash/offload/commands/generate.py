@@ -66,8 +66,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     devices = devices_of(arguments)
     attention, sampling = policy_by_hand(arguments), sampling_options(arguments)
     check_options(arguments, prompts, devices)
-    if arguments.plan is not None or plan_by_hand(arguments) is not None:
-        open_folder(arguments.model)  # raises what its files or its config do not allow
+    in_memory = arguments.plan is None and plan_by_hand(arguments) is None
+    # Raises what the model's files or its config do not allow, before the seconds that torch takes to be imported.
+    open_folder(arguments.model, adapters=in_memory, quantized=in_memory, gguf=in_memory)
     set_threads(arguments.threads)  # before torch is imported
 
     from nearflash.offload.commands.runtime import Job, run

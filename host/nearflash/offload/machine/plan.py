@@ -76,9 +76,9 @@ def model_shape(model: Path) -> tuple[ModelShape, float]:
     of it is compressed. Raises PlanError, UnsupportedError for what transformers does not build, and WeightsError for a
     damaged checkpoint.
     """
+    folder = _open_model(model)
     from nearflash.offload.machine.shape import measure_shape  # which loads torch
 
-    folder = _open_model(model)
     shape = measure_shape(folder)
     if folder.gguf is not None or not any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
         return shape, 1.0
