@@ -7,7 +7,9 @@ from nearflash.bench.storage.history import FORMATS
 from nearflash.storage.io.direct import DirectFile
 
 
-@pytest.mark.parametrize(("files", "form"), [(1, "mixed"), (2, "mixed"), (1, "split")])
+@pytest.mark.parametrize(
+    ("files", "form"), [(1, "mixed"), pytest.param(2, "mixed", marks=pytest.mark.full), (1, "split")]
+)
 def test_every_fault_leaves_the_last_step(tmp_path, files, form):
     found = inject(tmp_path, files=files, manifest=FORMATS[form])
     assert found.bad == []

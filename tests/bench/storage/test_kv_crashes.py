@@ -8,9 +8,9 @@ from nearflash.storage.kv.stage import PageStage
 
 
 def test_whatever_was_flushed_is_found(tmp_path):
-    found = kv_crash_points(tmp_path / "kv", actions=50, tries=3, seed=2)
+    found = kv_crash_points(tmp_path / "kv", actions=50, tries=1, seed=2)
     assert found.bad == []
-    assert found.points > 1000 and found.erases > 5
+    assert found.points > 300 and found.erases > 5
 
 
 @pytest.mark.full
