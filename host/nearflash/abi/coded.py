@@ -125,6 +125,11 @@ class CodedHeader(BlockSizes):
         self.check_sizes()
 
     @property
+    def dense(self) -> ElementFormat:
+        """Format of what it expands to, as nearflash.abi.bitmap.BitmapHeader has it."""
+        return self.element
+
+    @property
     def codebook_entries(self) -> int:
         """Exponents that have codes."""
         return count_entries(self.code_bits)

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, ElementFormat, bitmap_error, check_groups
-from nearflash.abi.coded import CODED_MAGIC, CodedHeader
+from nearflash.abi.coded import CodedHeader
 from nearflash.abi.errors import FormatError, ShapeError, StreamError, UnknownDeviceError
 from nearflash.abi.rans import RANS_MAGIC, RansHeader
 from nearflash.abi.topk import StreamFault
 from nearflash.device import Device, open_device
 from nearflash.device.backends.host.coded import expand_coded
-from nearflash.device.drivers.expand import expand_matrix
+from nearflash.device.backends.host.matrix import expand_into
+from nearflash.device.drivers.expand import expand_matrix, stream_header
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.weights.file import PackedTensor, WeightsTensor
 from nearflash.weights.groups import expand_groups
@@ -65,17 +66,14 @@ def expand(
         except StreamError as error:
             raise source.error(error) from error
     data = np.frombuffer(source, np.uint8)
-    if source[: len(CODED_MAGIC)] == CODED_MAGIC:
-        coded = CodedHeader.unpack(source[:HEADER_BYTES], len(data))
-        check_groups(data.data, coded)
-        return _expand_coded(data, coded, (coded.elements,), _NAMES[coded.element], out, device, executor)
     if source[: len(RANS_MAGIC)] == RANS_MAGIC:
         rans = RansHeader.unpack(source[:HEADER_BYTES], len(data))
         check_groups(data.data, rans)
-        return _expand_coded(data, rans, (rans.elements,), "U8", out, device, executor)
-    header = BitmapHeader.unpack(source[:HEADER_BYTES], len(data))
+        return _expand_rans(data, rans, (rans.elements,), "U8", out, device, executor)
+    header = stream_header(source[:HEADER_BYTES], len(data))
     check_groups(data.data, header)
-    return _expand_stream(data, header, (header.rows, header.columns), out, device, executor)
+    shape = (header.elements,) if isinstance(header, CodedHeader) else (header.rows, header.columns)
+    return _expand_stream(data, header, shape, out, device, executor)
 
 
 def expand_packed(packed: PackedTensor) -> NDArray[np.uint16]:
@@ -106,14 +104,14 @@ def _expand_tensor(
     if tensor.form == "bitmap":
         return _expand_stream(data, matrix_header(tensor, data), tensor.shape, out, device, executor)
     if tensor.form == "coded":
-        return _expand_coded(data, levels_header(tensor, data), tensor.shape, tensor.dtype, out, device, executor)
+        return _expand_stream(data, levels_header(tensor, data), tensor.shape, out, device, executor)
     if tensor.form == "rans":
         rans = RansHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
         if rans.elements != prod(tensor.shape):
             raise tensor.error(
                 f"it must be of the shape {tensor.shape}, as the metadata states, not {rans.elements} elements"
             )
-        return _expand_coded(data, rans, tensor.shape, tensor.dtype, out, device, executor)
+        return _expand_rans(data, rans, tensor.shape, tensor.dtype, out, device, executor)
     if tensor.dtype not in _DTYPES:
         raise tensor.error(f"its dtype must be one of {', '.join(_DTYPES)}, not {tensor.dtype}")
     on_gpu = _on_gpu(out, device)
@@ -144,47 +142,38 @@ def matrix_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> BitmapHeade
     return header
 
 
-def _expand_coded(
-    data: NDArray[np.uint8], header: CodedHeader | RansHeader, shape: tuple[int, ...], dtype: str, out: Any,
-    device: str | Device, executor: Executor | None,
+def _expand_rans(
+    data: NDArray[np.uint8], header: RansHeader, shape: tuple[int, ...], dtype: str, out: Any, device: str | Device,
+    executor: Executor | None,
 ) -> Any:  # fmt: skip
-    """Coded weights or bytes: by the host's cores, and copied where a GPU is to have them; weights also by a device."""
+    """Bytes in rANS: by the host's cores, and copied where a GPU is to have them."""
     on_gpu = _on_gpu(out, device)
-    if isinstance(header, RansHeader) and device != "host" and not on_gpu:
+    if device != "host" and not on_gpu:
         name = device if isinstance(device, str) else device.identity.name
         raise FormatError(f"bytes in rANS must be expanded by host or cuda, not by {name}: no kernel reads them")
     target = _target(out, shape, dtype, on_gpu=on_gpu)
-    if device != "host" and not on_gpu:
-        _expand_by(device, data, target)
-    elif isinstance(header, RansHeader):
-        expand_rans(data, target.view(np.uint8), executor)
-    else:
-        expand_coded(data, target.view("<u2"), executor)
+    expand_rans(data, target.view(np.uint8), executor)
     return _hand_over(target, dtype, out, device, on_gpu=on_gpu)
 
 
 def _expand_stream(
-    data: NDArray[np.uint8],
-    header: BitmapHeader,
-    shape: tuple[int, ...],
-    out: Any,
-    device: str | Device,
-    executor: Executor | None,
-) -> Any:
-    dtype = _NAMES[header.dense]
-    if header.rows * header.columns > 8 * len(data):  # an element takes a bit at least
+    data: NDArray[np.uint8], header: BitmapHeader | CodedHeader, shape: tuple[int, ...], out: Any,
+    device: str | Device, executor: Executor | None,
+) -> Any:  # fmt: skip
+    """A matrix or coded weights: by the host's cores, a GPU, or a device."""
+    if isinstance(header, BitmapHeader) and header.rows * header.columns > 8 * len(data):  # a bit each, at least
         raise bitmap_error(StreamFault.LENGTH, f"{len(data)} bytes, {header.rows} x {header.columns} elements")
     if _on_gpu(out, device):
         from nearflash.weights.gpu import expand_stream
 
         return expand_stream(data, header, shape, out, device)
-    target = _target(out, shape, dtype, on_gpu=False)
-    if device == "host":
-        from nearflash.device.backends.host.matrix import expand_into
-
-        expand_into(data, target.reshape(header.rows, header.columns).view(np.uint8), executor)
-    else:
+    target = _target(out, shape, _NAMES[header.dense], on_gpu=False)
+    if device != "host":
         _expand_by(device, data, target)
+    elif isinstance(header, CodedHeader):
+        expand_coded(data, target.view("<u2"), executor)
+    else:
+        expand_into(data, target.reshape(header.rows, header.columns).view(np.uint8), executor)
     return target if out is None else out
 
 

@@ -1,6 +1,6 @@
 """Compressed weights expanded on a GPU: found and checked on the host, copied as they are stored, expanded there."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -8,30 +8,54 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.bitmap import BitmapHeader, ElementFormat
-from nearflash.abi.errors import FormatError, ShapeError
+from nearflash.abi.coded import CodedHeader
+from nearflash.device.backends.host.coded import read_blocks
 from nearflash.device.backends.host.matrix import read_rows
-from nearflash.weights.gpu_kernels import expand_rows
+from nearflash.weights.gpu_coded import expand_blocks
+from nearflash.weights.gpu_kernels import expand_rows, make_target
 
-__all__ = ["expand_stream", "on_gpu", "to_gpu"]
+__all__ = ["GpuHeader", "expand_on_gpu", "expand_stream", "on_gpu", "to_gpu"]
 
+GpuHeader: TypeAlias = BitmapHeader | CodedHeader
+"""Of a stream that a GPU expands."""
 _DTYPES = {ElementFormat.FP16: torch.float16, ElementFormat.BF16: torch.bfloat16, ElementFormat.INT8: torch.int8}
 
 
 def expand_stream(
-    data: NDArray[np.uint8], header: BitmapHeader, shape: tuple[int, ...], out: Tensor | None, device: Any
+    data: NDArray[np.uint8], header: GpuHeader, shape: tuple[int, ...], out: Tensor | None, device: Any
 ) -> Tensor:
-    """The dense tensor of a bitmap matrix, on `device` or in `out`. Raises StreamError before anything is copied."""
-    stream, starts = on_gpu(data, device if out is None else out.device)
-    out = _target(shape, _DTYPES[header.dense], out, device)
-    expand_rows(stream, starts, header, out.view(header.rows, header.columns))
-    return out
+    """The dense tensor of a bitmap matrix or of coded weights, on `device` or in `out`.
+
+    Raises StreamError before anything is copied.
+    """
+    stream, table = on_gpu(data, header, device if out is None else out.device)
+    return expand_on_gpu(stream, table, header, shape, out)
 
 
-def on_gpu(data: NDArray[np.uint8], device: Any) -> tuple[Tensor, Tensor]:
-    """Stream and starts on `device`, as expand_rows takes them. Raises StreamError before anything is copied."""
-    starts = torch.from_numpy(np.concatenate([rows.table for rows in read_rows(data)]))
+def on_gpu(data: NDArray[np.uint8], header: GpuHeader, device: Any) -> tuple[Tensor, Tensor]:
+    """Stream and the table of its rows or blocks on `device`, as expand_on_gpu takes them.
+
+    Raises StreamError before anything is copied.
+    """
+    parts = read_blocks(data) if isinstance(header, CodedHeader) else read_rows(data)
+    table = torch.from_numpy(np.concatenate([lines for _, lines in parts]))
     stream = torch.from_numpy(data if data.flags.writeable else data.copy())  # torch warns of read-only memory
-    return stream.to(device), starts.to(device)
+    return stream.to(device), table.to(device)
+
+
+def expand_on_gpu(
+    stream: Tensor, table: Tensor, header: GpuHeader, shape: tuple[int, ...], out: Tensor | None = None
+) -> Tensor:
+    """The dense tensor of a stream that lies on a GPU, written to `out`, contiguous, where given.
+
+    stream: uint8 (bytes,), at an address that is a multiple of 4. Raises ShapeError, FormatError for another `out`.
+    """
+    out = make_target(shape, _DTYPES[header.dense], out, stream.device)
+    if isinstance(header, CodedHeader):
+        expand_blocks(stream, table, header, out.view(-1))
+    else:
+        expand_rows(stream, table, header, out.view(header.rows, header.columns))
+    return out
 
 
 def to_gpu(found: NDArray[Any], dtype: str, out: Tensor | None, device: Any) -> Tensor:
@@ -40,15 +64,4 @@ def to_gpu(found: NDArray[Any], dtype: str, out: Tensor | None, device: Any) -> 
     tensor = tensor.view(torch.bfloat16) if dtype == "BF16" else tensor
     if out is None:
         return tensor.to(device)
-    return _target(tuple(tensor.shape), tensor.dtype, out, device).copy_(tensor)
-
-
-def _target(shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None, device: Any) -> Tensor:
-    """`out`, or a tensor made for it. Raises ShapeError, FormatError."""
-    if out is None:
-        return torch.empty(shape, dtype=dtype, device=device)
-    if tuple(out.shape) != shape or not out.is_contiguous():
-        raise ShapeError(f"out must be contiguous and have the shape {shape}, not {tuple(out.shape)}")
-    if out.dtype != dtype:
-        raise FormatError(f"out must be of {dtype}, not {out.dtype}")
-    return out
+    return make_target(tuple(tensor.shape), tensor.dtype, out, device).copy_(tensor)

@@ -4,6 +4,8 @@ A program takes a row, tile after tile: a prefix sum over the tile's bits gives 
 and the sum of all is carried on. Neighbouring elements so read neighbouring values, and nothing is read twice.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,7 @@ from torch import Tensor
 from nearflash.abi.bitmap import CODEBOOK_ENTRIES, ESCAPE, SCALE_COLUMNS, BitmapHeader, ElementFormat, RowFormat
 from nearflash.abi.errors import FormatError, ShapeError
 
-__all__ = ["expand_rows"]
+__all__ = ["expand_rows", "make_target", "section_bytes"]
 
 _TILE = 2048
 """Columns of a tile, at most."""
@@ -32,13 +34,8 @@ def expand_rows(stream: Tensor, starts: Tensor, header: BitmapHeader, out: Tenso
     values, its escapes and the offset of its group. out: of that shape and of float16, bfloat16 or int8, contiguous,
     written where given. All on one device. Raises ShapeError, FormatError for another `out`.
     """
-    shape, dtype = (header.rows, header.columns), _DTYPES[header.dense]
-    if out is None:
-        out = torch.empty(shape, dtype=dtype, device=stream.device)
-    if tuple(out.shape) != shape or not out.is_contiguous():
-        raise ShapeError(f"out must be contiguous and have the shape {shape}, not {tuple(out.shape)}")
-    if out.dtype != dtype:
-        raise FormatError(f"out must be of {dtype}, not {out.dtype}")
+    dtype = _DTYPES[header.dense]
+    out = make_target((header.rows, header.columns), dtype, out, stream.device)
     tile = min(_TILE, triton.next_power_of_2(header.columns))
     _expand[(header.rows,)](
         stream, stream.view(torch.int16), out.view(torch.int8 if dtype == torch.int8 else torch.int16), starts,
@@ -48,8 +45,19 @@ def expand_rows(stream: Tensor, starts: Tensor, header: BitmapHeader, out: Tenso
     return out
 
 
+def make_target(shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None, device: Any) -> Tensor:
+    """`out`, or a tensor made for it on `device`. Raises ShapeError, FormatError."""
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if tuple(out.shape) != shape or not out.is_contiguous():
+        raise ShapeError(f"out must be contiguous and have the shape {shape}, not {tuple(out.shape)}")
+    if out.dtype != dtype:
+        raise FormatError(f"out must be of {dtype}, not {out.dtype}")
+    return out
+
+
 @triton.jit
-def _pad(bits):  # type: ignore[no-untyped-def]
+def section_bytes(bits):  # type: ignore[no-untyped-def]
     """Bytes of a section of so many bits."""
     return (bits + 511) // 512 * 64
 
@@ -62,7 +70,7 @@ def _expand(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     start = tl.load(starts + row * 4)
     count, escaped = tl.load(starts + row * 4 + 1).to(tl.int32), tl.load(starts + row * 4 + 2).to(tl.int32)
-    behind, target = start + _pad(columns), out + row.to(tl.int64) * columns
+    behind, target = start + section_bytes(columns), out + row.to(tl.int64) * columns
     book = bytes_at + tl.load(starts + row * 4 + 3)
     values, escapes = 0, 0
     for first in range(0, columns, TILE):
@@ -78,7 +86,7 @@ def _expand(  # type: ignore[no-untyped-def]
         elif FORM == _PLAIN8:
             words = tl.load(bytes_at + behind + rank, mask=present, other=0).to(tl.int8, bitcast=True)
         elif FORM == _SCALED8 or FORM == _SCALED4:  # noqa: SIM109 (Triton has no `in`)
-            codes_at = behind + _pad((columns + _SCALED - 1) // _SCALED * 32)
+            codes_at = behind + section_bytes((columns + _SCALED - 1) // _SCALED * 32)
             if FORM == _SCALED8:
                 code = tl.load(bytes_at + codes_at + rank, mask=present, other=0).to(tl.int32)
             else:
@@ -89,10 +97,10 @@ def _expand(  # type: ignore[no-untyped-def]
             words = tl.where(present, words, 0)
         else:
             bits: tl.constexpr = 4 if FORM == _CODED_FP16 else 2
-            low_bytes = _pad(count) if FORM == _CODED_FP16 else 0
+            low_bytes = section_bytes(count) if FORM == _CODED_FP16 else 0
             codes_at = behind + low_bytes
-            escapes_at = codes_at + _pad(count * bits)
-            high_at = escapes_at + _pad(escaped * 8)
+            escapes_at = codes_at + section_bytes(count * bits)
+            high_at = escapes_at + section_bytes(escaped * 8)
             field = tl.load(bytes_at + codes_at + rank * bits // 8, mask=present, other=0).to(tl.int32)
             field = (field >> rank * bits % 8) & ((1 << bits) - 1)
             code = field & 3

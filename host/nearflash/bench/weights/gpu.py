@@ -1,6 +1,7 @@
 """GB/s of dense output when compressed matrices expand on a GPU, beside a copy of the dense bytes in its memory.
 
-Matrices are larger than a GPU's caches, of normal numbers, half of them pruned by magnitude. Streams are there already.
+Matrices are larger than a GPU's caches, of normal numbers, half of them pruned by magnitude, or none. Streams are there
+already.
 """
 
 import statistics
@@ -10,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
+from nearflash.abi.bitmap import HEADER_BYTES
 from nearflash.bench.weights.forward import MEDIAN_MAGNITUDE
 from nearflash.bench.weights.sizes import DTYPE_NAMES, FORMATS, settings_of
-from nearflash.device.backends.host.matrix import expand_into
-from nearflash.weights import compress_tensor
+from nearflash.device.drivers.expand import stream_header
+from nearflash.weights import compress_tensor, expand
 from nearflash.weights.pretrained import DTYPES
 
 __all__ = ["measure"]
@@ -25,28 +27,29 @@ _REPEATS = 20
 
 
 def measure(side: int = _SIDE) -> Iterator[dict[str, Any]]:
-    """A row for each format with a bitmap and dtype; without a GPU one with the key `skipped`."""
+    """A row for each format that a GPU expands, and dtype; without a GPU one with the key `skipped`."""
     if not torch.cuda.is_available():
         yield {"skipped": "torch finds no GPU"}
         return
-    weights = torch.randn(side, side, generator=torch.Generator().manual_seed(1))
-    weights[weights.abs() < MEDIAN_MAGNITUDE] = 0
+    normal = torch.randn(side, side, generator=torch.Generator().manual_seed(1))
+    pruned = normal.where(normal.abs() >= MEDIAN_MAGNITUDE, 0)
+    cases = [("magnitude", name) for name in FORMATS if "bitmap" in name or name == "coded"] + [("none", "coded")]
     for dtype in DTYPE_NAMES:
-        words = weights.to(DTYPES[dtype]).view(torch.int16)
-        array = words.numpy().view(np.float16 if dtype == "fp16" else np.uint16)
-        source, target = words.cuda(), torch.empty_like(words, device="cuda")
-        copied = _seconds(partial(target.copy_, source))
-        for format in (name for name in FORMATS if "bitmap" in name):
+        for pruning, format in cases:
+            words = (normal if pruning == "none" else pruned).to(DTYPES[dtype]).view(torch.int16)
+            array = words.numpy().view(np.float16 if dtype == "fp16" else np.uint16)
+            source = words.cuda()
+            copied = _seconds(partial(torch.empty_like(source).copy_, source))
             data = compress_tensor("weight", array, **settings_of(format)).data
-            spent, out = _expansion(data)
-            want = np.empty((len(out), out.nbytes // len(out)), np.uint8)
-            expand_into(data, want)
+            spent, out = _expansion(data, array.shape)
+            want = expand(data.tobytes()).view(np.uint8).reshape(-1)
             yield {
                 "format": format,
                 "dtype": dtype,
+                "pruning": pruning,
                 "gpu": torch.cuda.get_device_name(),
                 "stored_bytes": len(data),
-                "mismatches": int((out.view(torch.uint8).cpu().numpy() != want).sum()),
+                "mismatches": int((out.view(torch.uint8).cpu().numpy().reshape(-1) != want).sum()),
                 "expand_gbps": [out.nbytes / seconds / 1e9 for seconds in _three(spent)],
                 "copy_gbps": [source.nbytes / seconds / 1e9 for seconds in _three(copied)],
                 "fraction_of_copy": statistics.median(copied) / statistics.median(spent),
@@ -55,14 +58,14 @@ def measure(side: int = _SIDE) -> Iterator[dict[str, Any]]:
             }
 
 
-def _expansion(data: Any) -> tuple[list[float], Any]:
-    from nearflash.weights.gpu import on_gpu
-    from nearflash.weights.gpu_kernels import expand_rows
+def _expansion(data: NDArray[np.uint8], shape: tuple[int, ...]) -> tuple[list[float], Any]:
+    """Seconds of each expansion of a stream of the GPU's memory, and what came of it."""
+    from nearflash.weights.gpu import expand_on_gpu, on_gpu
 
-    header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
-    stream, starts = on_gpu(data, "cuda")
-    out = expand_rows(stream, starts, header)
-    return _seconds(lambda: expand_rows(stream, starts, header, out)), out
+    header = stream_header(data[:HEADER_BYTES].tobytes(), len(data))
+    stream, table = on_gpu(data, header, "cuda")
+    out = expand_on_gpu(stream, table, header, shape)
+    return _seconds(lambda: expand_on_gpu(stream, table, header, shape, out)), out
 
 
 def _seconds(work: Callable[[], object]) -> list[float]:

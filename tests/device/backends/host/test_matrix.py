@@ -44,8 +44,8 @@ def test_the_table_holds_what_the_model_reads(form, monkeypatch):
     stream = random_matrix(np.random.default_rng(3), (7, 300), 0.5, form, 2)
     monkeypatch.setattr("nearflash.device.backends.host.matrix._READ_BYTES", 4 * 300 * 2)
     found = list(read_rows(as_bytes(stream)))
-    assert [rows.first_row for rows in found] == ([0, 4] if header_of(stream).dense.number_format.bytes == 2 else [0])
-    counts = np.concatenate([rows.table[:, 1] for rows in found])
+    assert [first for first, _ in found] == ([0, 4] if header_of(stream).dense.number_format.bytes == 2 else [0])
+    counts = np.concatenate([table[:, 1] for _, table in found])
     assert counts.tolist() == [row.present.sum() for row in model.read_rows(stream)]
 
 
@@ -57,8 +57,8 @@ def test_each_damage_is_named_as_the_model_does(form):
     for stream in damage(good, rng, flips=40):
         expected, rows, fault = outcome(stream, header), 0, StreamFault.NONE
         try:
-            for each in read_rows(as_bytes(stream)):
-                rows += len(each.table)
+            for _, table in read_rows(as_bytes(stream)):
+                rows += len(table)
         except StreamError as error:
             fault = StreamFault(error.fault)
         if expected[0] is not StreamFault.HEADER:  # what a header should have said, its command knows

@@ -3,6 +3,7 @@
 Format and faults: nearflash.abi.coded. Equals nearflash.model.weights.levels.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -15,11 +16,24 @@ from nearflash.abi.coded import CodedHeader
 from nearflash.device.backends.host.matrix import expand_parts, find_parts
 from nearflash.device.backends.host.vector.coded import TABLE_COLUMNS, expand_blocks, find_coded_groups
 
-__all__ = ["expand_coded"]
+__all__ = ["expand_coded", "read_blocks"]
 
 Bytes = NDArray[np.uint8]
 _VALUES = 3
 """Column of a table of blocks."""
+
+
+def read_blocks(stream: Bytes) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The blocks of coded weights, some groups at a time, each when its lengths and its checksum are right: the first
+    one's number, and a table (blocks, TABLE_COLUMNS) of vector.coded.
+
+    Raises StreamError; before that comes what is right before the fault.
+    """
+    header = CodedHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
+    sizes, dense_bytes = (header.blocks, header.group_blocks, TABLE_COLUMNS), 2 * header.block_elements
+    beyond = "ones behind the last element of block {place}"
+    find = partial(find_coded_groups, stream, header)
+    return find_parts(stream, header, find, sizes, dense_bytes * header.group_blocks, beyond)
 
 
 def expand_coded(stream: Bytes, out: NDArray[Any], executor: Executor | None = None) -> int:
@@ -39,8 +53,4 @@ def expand_coded(stream: Bytes, out: NDArray[Any], executor: Executor | None = N
         expand_blocks(stream, header, table, elements[first_block * header.block_elements :])
         return int(table[:, _VALUES].sum())
 
-    parts = find_parts(
-        stream, header, partial(find_coded_groups, stream, header), (header.blocks, header.group_blocks, TABLE_COLUMNS),
-        2 * header.block_elements * header.group_blocks, "ones behind the last element of block {place}",
-    )  # fmt: skip
-    return sum(expand_parts(parts, expand, out.nbytes, executor))
+    return sum(expand_parts(read_blocks(stream), expand, out.nbytes, executor))

@@ -7,7 +7,6 @@ other streams of groups, too.
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeVar
 
@@ -19,7 +18,7 @@ from nearflash.abi.topk import StreamFault
 from nearflash.device.backends.host.vector.rows import expand_rows, find_groups
 from nearflash.support.threads import CallingThread, set_ieee_arithmetic
 
-__all__ = ["Rows", "expand_into", "expand_parts", "expand_pool", "find_parts", "read_rows"]
+__all__ = ["expand_into", "expand_parts", "expand_pool", "find_parts", "read_rows"]
 
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
@@ -34,27 +33,17 @@ _WHERE = {
 }
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows that follow one another, of one group or more."""
-
-    first_row: int
-    table: NDArray[np.int64]
-    """(n, 4), of each row: offset of its bitmap, values, escapes, and offset of its group."""
-
-
-def read_rows(stream: Bytes) -> Iterator[Rows]:
-    """The rows of a matrix, some groups at a time, each when its lengths and its checksum are right.
+def read_rows(stream: Bytes) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The rows of a matrix, some groups at a time, each when its lengths and its checksum are right: the first one's
+    number, and a table (rows, 4) of offset of the bitmap, values, escapes, and offset of the group.
 
     Raises StreamError; before that comes what is right before the fault, and where rows of its group are, those.
     """
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
     dense_bytes = header.group_rows * header.columns * header.dense.number_format.bytes
     beyond = f"ones behind column {header.columns - 1} of row {{place}}"
-    for first, table in find_parts(
-        stream, header, partial(find_groups, stream, header), (header.rows, header.group_rows, 4), dense_bytes, beyond
-    ):
-        yield Rows(first, table)
+    sizes = header.rows, header.group_rows, 4
+    return find_parts(stream, header, partial(find_groups, stream, header), sizes, dense_bytes, beyond)
 
 
 def find_parts(
@@ -93,9 +82,10 @@ def expand_into(stream: Bytes, out: Bytes, executor: Executor | None = None) -> 
     used = header.columns * header.dense.number_format.bytes
     assert out.flags.c_contiguous and len(out) == header.rows and out.shape[1] >= used
 
-    def expand(rows: Rows) -> int:
-        expand_rows(stream, header, rows.table, out[rows.first_row :])
-        return int(rows.table[:, 1].sum())
+    def expand(rows: tuple[int, NDArray[np.int64]]) -> int:
+        first_row, table = rows
+        expand_rows(stream, header, table, out[first_row:])
+        return int(table[:, 1].sum())
 
     return sum(expand_parts(read_rows(stream), expand, len(out) * used, executor))
 
