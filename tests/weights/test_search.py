@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from nearflash.abi.errors import NonFiniteError
+from nearflash.weights import search as search_module
+from nearflash.weights.compress import compress_tensor
 from nearflash.weights.layers import layers_with_matrices
 from nearflash.weights.pretrained import load_model
 from nearflash.weights.search import (
@@ -72,6 +74,27 @@ def test_a_model_is_as_it_was_until_a_choice_is_applied():
     assert set(forms.values()) == {("coded", 16), ("groups", 4)} and len(forms) == 14
     weight = model.model.layers[0].mlp.up_proj.weight
     assert float((weight != 0).float().mean()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_lossless_layers_are_packed_once(monkeypatch):
+    """They were once to know their bytes, and again to measure them."""
+    packed = []
+
+    def compress(name, values, format, bits):
+        packed.append((name, format))
+        return compress_tensor(name, values, format, bits)
+
+    monkeypatch.setattr(search_module, "compress_tensor", compress)
+    config = transformers.LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                                      num_attention_heads=2)  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    direct, _, _ = LayerSearch(model, "none", torch.float16).measure(TOKENS[:1])
+    assert len(packed) == 42 and packed[:14] == [(name, "coded") for name, _ in packed[:14]]
+    search = LayerSearch(model, "none", torch.float16)
+    listed = search.list_lossless()
+    found, _, _ = search.measure(TOKENS[:1])
+    assert [form.stored_bytes for form in found] == [form.stored_bytes for form in listed]
+    assert found == direct and len(packed) == 84
 
 
 def test_estimates_of_a_layer_are_near_its_measured_loss():

@@ -108,7 +108,7 @@ class LayerSearch:
         self.choices = list(choices or list_choices(method))
         self._layers = [list(layer_matrices(model, layer)) for layer in layers_with_matrices(model)]
         self._dense = {name: model.get_parameter(name).detach().clone() for names in self._layers for name in names}
-        self._weights = {0.0: self._dense}
+        self._weights, self._lossless_bytes = {0.0: self._dense}, list[int]()
 
     def least_bytes(self) -> int:
         """Bytes of all layers' matrices in the smallest of the forms of 4 bits, pruned by magnitude for it.
@@ -126,9 +126,10 @@ class LayerSearch:
         return total
 
     def list_lossless(self) -> list[MeasuredForm]:
-        """Each layer as it is, in 16 bits."""
-        return [MeasuredForm(layer, self.choices[0], self._compress(layer, self.choices[0])[0], 0.0)
-                for layer in range(self.layers)]  # fmt: skip
+        """Each layer as it is, in 16 bits; packed once, however often its bytes are asked for."""
+        lossless = self.choices[0]
+        self._lossless_bytes = [self._compress(layer, lossless)[0] for layer in range(self.layers)]
+        return [MeasuredForm(layer, lossless, stored, 0.0) for layer, stored in enumerate(self._lossless_bytes)]
 
     def dense_bytes(self, layer: int) -> int:
         """Bytes of a layer's matrices in 16 bits, not compressed."""
@@ -221,6 +222,8 @@ class LayerSearch:
     def _compress(self, layer: int, choice: LayerForm) -> tuple[int, dict[str, Tensor]]:
         """Bytes of a layer's matrices in a form, and what they expand to."""
         weights, packed = self._round(layer, choice), []
+        if choice == self.choices[0] and self._lossless_bytes:
+            return self._lossless_bytes[layer], weights
         for name, weight in weights.items():
             packed.append(self._pack(name, weight, choice))
             if choice.bits != BITS[0]:
