@@ -169,13 +169,17 @@ def test_wear_is_even(make_store, draw):
         assert erases[-1] - erases[2] <= 2 and erases[2] >= 10  # all but those that hold what is kept
 
 
-def test_blocks_read_often_are_moved_by_the_next_append(make_store, draw, stored):
+def test_blocks_read_often_are_moved_by_the_next_append_that_fills_a_group(make_store, draw, stored):
     with make_store(memory=True, read_limit=30) as store:
         sequence, (k, v) = store.add(), draw(1, 64)
         store.append(sequence, 0, k, v)
         pages = store.layer(sequence, 0).token_pages.copy()
         for _ in range(11):
             store.count_reads(pages[:, 0])
+        size = store.layout.group_tokens
+        assert not store.fills_group(sequence, 1, size - 1) and store.fills_group(sequence, 1, size)
+        store.append(sequence, 1, k[:, : size - 1], v[:, : size - 1])  # pages may be read meanwhile: none is moved
+        assert not store.statistics.programmed[Cause.DISTURB] and not store.fills_group(sequence, 1, 0)
         store.append(sequence, 1, k[:, :1], v[:, :1])
         assert store.statistics.programmed[Cause.DISTURB] == 12
         assert not np.intersect1d(pages, store.layer(sequence, 0).token_pages).size

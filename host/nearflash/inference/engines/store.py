@@ -59,7 +59,8 @@ class StoreEngine(Engine):
     def append(self, sequence: int, layer: int, k: NDArray[np.float16], v: NDArray[np.float16]) -> None:
         """See Engine.append."""
         with self._lock, self._counters.time_phase("append"):
-            self._settle()
+            if k.ndim != 3 or self.store.fills_group(sequence, layer, k.shape[1]):
+                self._settle()
             self.store.append(sequence, layer, k, v)
 
     @property
@@ -100,7 +101,7 @@ class StoreEngine(Engine):
         self.store.close()
 
     def _settle(self) -> None:
-        """End reads that were begun ahead: page numbers hold only until the store changes."""
+        """End reads that were begun ahead: page numbers hold only until the store's pages change."""
 
     def _forget(self, sequence: int) -> None:
         """Drop what is kept of a sequence beside the store."""

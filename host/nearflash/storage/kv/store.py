@@ -38,7 +38,7 @@ _NAMED = 4
 class StoredHead:
     """Places of K and V of one head, or of all heads of a layer: every array then begins with an axis of heads.
 
-    Page numbers and views hold until the store's next `append`, `free` or `flush`.
+    Page numbers and views hold until the store's next `append` that fills a group, `free` or `flush`.
     """
 
     sequence: int
@@ -71,7 +71,7 @@ class KvStore:
 
     Pages are staged in `buffer_bytes` and programmed when those are full; in the `background` by a thread, whose first
     error every later call raises. A block read more than `read_limit` times since its erase is moved by the next
-    `append` or `flush`.
+    `flush`, or `append` that fills a KV page group.
 
     A sequence's unindexed suffix (K and V after its last whole index block) stays in memory, beside being programmed,
     where `suffix_bytes` have room when the sequence is added: T · shape.token_bytes for each.
@@ -184,14 +184,15 @@ class KvStore:
         """
         state = self._sequences[sequence]
         self._check(layer, k, v)
-        self._pool.reclaim()
-        start, size, block = int(state.lengths[layer]), self.layout.group_tokens, self.layout.block_tokens
-        end = start + k.shape[1]
-        if start // size == end // size:
+        if not self.fills_group(sequence, layer, k.shape[1]):
+            self._pool.stage.check()
             state.push(layer, k, v)
             state.v_sum[layer] += v[:, 0] if k.shape[1] == 1 else v.sum(axis=1, dtype=np.float64)
             self._host_bytes += k.nbytes + v.nbytes
             return
+        self._pool.reclaim()
+        start, size, block = int(state.lengths[layer]), self.layout.group_tokens, self.layout.block_tokens
+        end = start + k.shape[1]
         groups, blocks = range(start // size, end // size), range(start // block, end // block)
         kv = state.with_suffix(layer, np.stack([k, v]))
         self._store(sequence, layer, groups, blocks, kv)
@@ -200,6 +201,14 @@ class KvStore:
         state.extend(layer, kv)
         state.v_sum[layer] += v.sum(axis=1, dtype=np.float64)
         self._host_bytes += k.nbytes + v.nbytes
+
+    def fills_group(self, sequence: int, layer: int, tokens: int) -> bool:
+        """Whether `append` of so many tokens fills a KV page group. If not, all pages stay as and where they are, and
+        may be read meanwhile. Raises CommandError.
+        """
+        self._check_layer(layer)
+        filled = int(self._sequences[sequence].lengths[layer]) % self.layout.group_tokens
+        return filled + tokens >= self.layout.group_tokens
 
     def flush(self) -> None:
         """Program what is staged, and return when it is durable.

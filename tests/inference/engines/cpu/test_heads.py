@@ -96,7 +96,8 @@ def test_counters_of_threads_that_read_add_up(make_store, make_layout, shape, fi
     numbers, _ = filled(engine, shape, [200, 200])
     for _ in range(3):
         engine.attend(1, numbers, draw_q(shape, 2))
-    assert engine.counters.flash_bytes == {"token": 3 * 2 * shape.kv_heads * 25 * 4096}
+    engine._settle()  # the fourth call's reads
+    assert engine.counters.flash_bytes == {"token": 4 * 2 * shape.kv_heads * 25 * 4096}
     assert engine.counters.seconds["read"] > 0
 
 
@@ -173,3 +174,18 @@ def test_a_device_does_not_take_large_groups(make_store, make_layout, shape):
         message = r"at most 64 tokens, not 128|must be an attend kernel for pages of 8192 bytes"
         with pytest.raises(CommandError, match=message):
             DeviceEngine(device, store, POLICIES["page"])
+
+
+def test_chunks_are_attended_to_in_order_as_they_come():
+    class Running:
+        seen = []
+
+        def attend_groups(self, groups, shape, chosen):
+            self.seen.append(groups)
+            if groups == "c1":  # what comes meanwhile is for the thread that attends
+                in_order.attend(2, "c2")
+                assert self.seen[-1] == "c1"
+
+    in_order = cpu_heads._RunningInOrder(Running(), None, None)
+    after = [in_order.attend(number, f"c{number}") or len(Running.seen) for number in (3, 1, 0)]
+    assert after == [0, 0, 4] and Running.seen == ["c0", "c1", "c2", "c3"]

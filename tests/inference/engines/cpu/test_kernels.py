@@ -44,7 +44,7 @@ def groups_of(runs, k, v, each):
     """Runs of one head, K and V in one array behind each other, as page groups; and their shape."""
     ints, dim = np.array(runs, np.int64), k.shape[1]
     data = np.concatenate([k.reshape(-1), v.reshape(-1)])[None]
-    return Groups(ints, np.array([len(ints)]), ints, data, NO_PAGES), PageShape(each * dim, k.size, dim, each)
+    return Groups(ints, np.array([len(ints)]), ints, data, NO_PAGES, NO_PAGES), PageShape(each * dim, k.size, dim, each)
 
 
 def suffix_of(k, v, mean):
@@ -131,7 +131,7 @@ def test_every_number_of_query_heads_and_dims(rng, group, dim):
 
 @pytest.mark.parametrize("dim", [32, 20])
 def test_groups_in_memory_and_new_ones(rng, dim):
-    """K and V of a token together, or V behind all K; each head's groups from two arrays."""
+    """K and V of a token together, or V behind all K; each head's groups from three arrays."""
     each, shape = 24, (7, 2, 24, dim)
     kept, new = halves(rng, *shape), halves(rng, *shape)
     q = rng.standard_normal((2, 3, dim), np.float32) / np.float32(dim**0.5)
@@ -142,7 +142,7 @@ def test_groups_in_memory_and_new_ones(rng, dim):
         stride, v_from = (2 * dim, dim) if together else (dim, each * dim)
         running = RunningAttention(q, None)
         shape = PageShape(2 * each * dim, v_from, stride, each)
-        running.attend_groups(Groups(numbers, ends, places, *flat), shape, None)
+        running.attend_groups(Groups(numbers, ends, places, flat[0], flat[1][:4], flat[1][4:].copy()), shape, None)
         for head, own in enumerate((groups[:3], groups[3:])):
             k, v = (np.concatenate([group[part] for group in own]) for part in range(2))
             want = attention(q[head], k, v, np.ones(len(k), bool))
@@ -160,7 +160,7 @@ def test_the_tokens_in_memory_end_an_attention(rng, tokens):
     for masks in (None, chosen):
         running = RunningAttention(q, None)
         pages = np.concatenate([before[0].reshape(4, -1), before[1].reshape(4, -1)], axis=1)
-        running.attend_groups(Groups(np.zeros(2, np.int64), np.array([1, 2]), heads, pages, NO_PAGES),
+        running.attend_groups(Groups(np.zeros(2, np.int64), np.array([1, 2]), heads, pages, NO_PAGES, NO_PAGES),
                               PageShape(pages.shape[1], 50 * 32, 32, 50), None)  # fmt: skip
         out = running.finish(suffix_of(k, v, mean), heads, masks, alpha, None)
         for own, head in enumerate(heads):

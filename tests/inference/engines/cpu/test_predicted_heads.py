@@ -47,8 +47,7 @@ def open_filled(make_store, make_layout, shape, filled):
 def step(engine, numbers, stored, q, predicted, sizes=None):
     """A token more, behind queries that predict it, as a model makes it; K and V grow by it."""
     engine.predict(1, numbers, predicted)
-    for ahead in engine._ahead.values():
-        ahead.settle()
+    engine._settle()
     sizes is not None and sizes.append(engine.counters.flash_bytes["token"])
     for row, (number, kv) in enumerate(zip(numbers, stored, strict=True)):
         new = [x[:, row : row + 1] for x in kv]

@@ -1,9 +1,13 @@
-"""Reads by predicted queries, of policies that choose by q itself: what is read early is not read again."""
+"""Reads by predicted queries, or by the choice before, of policies that choose by q itself: what is read early is not
+read again, and changes no bit.
+"""
 
 import numpy as np
 import pytest
 
+from nearflash.abi.errors import PageError
 from nearflash.inference.engines.cpu.engine import CpuEngine
+from nearflash.inference.engines.paged import engine as paged
 from nearflash.inference.policy.policy import AttentionPolicy
 
 LENGTHS = [139, 100, 20]
@@ -34,8 +38,7 @@ def open_filled(make_store, make_layout, shape, filled):
 def predict(engine, numbers, q):
     """Bytes of KV page groups that were read then."""
     engine.predict(1, numbers, q.astype(np.float32))
-    for ahead in engine._ahead.values():
-        ahead.settle()
+    engine._settle()
     return engine.counters.flash_bytes.get("token", 0)
 
 
@@ -74,3 +77,94 @@ def test_what_was_read_for_tokens_that_are_cropped_is_forgotten(open_filled, sha
     out = engine.attend(1, numbers[:1], q[:1])
     engine._reads_ahead = False
     np.testing.assert_array_equal(engine.attend(1, numbers[:1], q[:1]), out)
+
+
+@pytest.fixture
+def open_repeated(open_filled, shape, draw_q, monkeypatch):
+    """An engine by a policy that has attended twice by the same q, so that it reads ahead of a third call: also its
+    sequences, and what that will give where nothing is read ahead.
+    """
+
+    def open_one(policy, q, **options):
+        with monkeypatch.context() as plain:
+            plain.setattr(CpuEngine, "_read_next", lambda *_: None)
+            engine, numbers = open_filled(policy, draw_q(shape, len(LENGTHS), seed=4), **options)
+            want = engine.attend(1, numbers, q)
+        engine, numbers = open_filled(policy, draw_q(shape, len(LENGTHS), seed=4), **options)
+        engine.attend(1, numbers, draw_q(shape, len(LENGTHS), seed=4))
+        engine._settle()
+        return engine, numbers, want
+
+    return open_one
+
+
+def count_read(engine):
+    return engine.counters.flash_bytes.get("token", 0)
+
+
+@pytest.mark.parametrize("name", ["dense", *POLICIES])
+@pytest.mark.parametrize("seed", [4, 5])
+def test_what_was_chosen_last_is_read_before_the_next_call(open_repeated, shape, draw_q, name, seed):
+    q = draw_q(shape, len(LENGTHS), seed=seed)
+    engine, numbers, want = open_repeated(POLICIES.get(name, AttentionPolicy()), q)
+    assert set(engine._ahead) == {(1, numbers[0]), (1, numbers[1])}  # the third one's tokens are in memory
+    before = count_read(engine)
+    new = np.zeros((shape.kv_heads, 1, shape.dim), np.float16)
+    engine.append(numbers[2], 0, new, new)  # fills no group: reads go on
+    assert engine._ahead
+    engine._read_next = lambda *_: None
+    np.testing.assert_array_equal(engine.attend(1, numbers, q), want)
+    assert (count_read(engine) == before) == (seed == 4 or name == "dense") and not engine._ahead
+
+
+def test_what_changes_from_call_to_call_is_not_read_ahead(open_filled, shape, draw_q):
+    engine, numbers = open_filled(PAGE, draw_q(shape, len(LENGTHS), seed=4))
+    for seed in (50, 60, 70):
+        engine.attend(1, numbers, draw_q(shape, len(LENGTHS), seed=seed))
+        engine._settle()
+        kept = [engine._choices._kept[1, number] for number in numbers[:2]]
+        likely = {number for number, one in zip(numbers, kept, strict=False) if 2 * one.again.sum() >= one.groups.sum()}
+        assert {number for _, number in engine._ahead} == likely
+    assert len(likely) < 2
+
+
+def test_no_more_is_read_ahead_than_memory_allows(open_repeated, shape, draw_q, monkeypatch):
+    monkeypatch.setattr(paged, "_AHEAD_BYTES", 3 * 6 * 4096)  # six groups of each sequence
+    q = draw_q(shape, len(LENGTHS), seed=4)
+    engine, numbers, want = open_repeated(AttentionPolicy(), q)
+    assert [len(engine._ahead[1, number].data.result()) for number in numbers[:2]] == [6, 6]
+    np.testing.assert_array_equal(engine.attend(1, numbers, q), want)
+
+
+def test_a_failed_read_ahead_is_an_error_only_of_what_is_wanted(open_repeated, shape, draw_q, monkeypatch):
+    q, read = draw_q(shape, len(LENGTHS), seed=4), CpuEngine._read
+    engine, numbers, want = open_repeated(PAGE, q)
+
+    def fail(*_):
+        raise PageError("page must be readable", [])
+
+    monkeypatch.setattr(CpuEngine, "_read", fail)
+    engine._read_next(1, numbers)
+    engine._settle()
+    monkeypatch.setattr(CpuEngine, "_read", read)
+    np.testing.assert_array_equal(engine.attend(1, numbers, q), want)
+    monkeypatch.setattr(CpuEngine, "_read", fail)
+    engine._read_next(1, numbers)
+    with pytest.raises(PageError, match="page must be readable"):
+        engine.attend(1, numbers, q)
+    monkeypatch.setattr(CpuEngine, "_read", read)
+    np.testing.assert_array_equal(engine.attend(1, numbers, q), want)
+
+
+def test_reads_ahead_end_before_the_store_changes_or_closes(open_repeated, shape, draw_q):
+    q = draw_q(shape, len(LENGTHS), seed=4)
+    engine, numbers, _ = open_repeated(PAGE, q)
+    engine._read_next(1, numbers)
+    reads = [ahead.data for ahead in engine._ahead.values()]
+    engine.free(numbers[0])
+    assert all(read.done() for read in reads) and set(engine._ahead) == {(1, numbers[1])}
+    engine.attend(1, numbers[1:], q[1:])
+    engine.attend(1, numbers[1:], q[1:])
+    (left,) = engine._ahead.values()
+    engine.close()
+    assert left.data.done()

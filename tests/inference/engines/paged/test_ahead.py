@@ -1,4 +1,4 @@
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -36,10 +36,10 @@ def test_groups_are_read_once(threads, wanted, late):
     chosen = np.zeros((2, 5), bool)
     chosen[:, [1, 2, 3]] = True
     ahead = AheadGroups(7, threads, lambda: chosen, lambda _, groups: groups != 2, read_groups(early))
-    ahead.settle()
+    wait([ahead.data])
     assert ahead.chosen is chosen and early == [(0, 1), (0, 3), (1, 1), (1, 3)]
     heads, groups = np.array(wanted, np.int64).reshape(-1, 2).T
-    taken = ahead.take(heads, groups, read_groups(asked))
+    taken = ahead.take(heads, groups, read_groups(asked)).join()
     assert taken[:, :1].tolist() == [[10 * head + group] for head, group in wanted]
     assert taken.flags.c_contiguous and asked == late
 
@@ -47,12 +47,14 @@ def test_groups_are_read_once(threads, wanted, late):
 def test_nothing_that_was_chosen_is_nothing_read(threads):
     asked = []
     ahead = AheadGroups(7, threads, lambda: np.zeros((2, 5), bool), lambda heads, _: heads >= 0, read_groups([]))
-    assert ahead.take(np.array([1]), np.array([4]), read_groups(asked)).tolist() == [[14] * 4] and asked == [(1, 4)]
+    assert ahead.take(np.array([1]), np.array([4]), read_groups(asked)).join().tolist() == [[14] * 4] and asked == [
+        (1, 4)
+    ]
 
 
 def test_a_choice_that_fails_is_an_error_where_it_is_asked_for(threads):
     ahead = AheadGroups(7, threads, lambda: 1 // 0, lambda heads, _: heads >= 0, read_groups([]))
-    ahead.settle()
+    wait([ahead.data])
     for use in (lambda: ahead.chosen, lambda: ahead.take(np.array([1]), np.array([4]), read_groups([]))):
         with pytest.raises(ZeroDivisionError):
             use()

@@ -32,14 +32,23 @@ struct Memory {
     float *out;
 };
 
-// KV page groups of `each` tokens, `elements` each, flat in `kept` and `fresh`: those of head h end at ends[h] in
-// `places` (the place in kept, or -1 - that in fresh) and `numbers` (which groups). V is `v_from` behind K.
+// KV page groups of `each` tokens, `elements` each, flat in `kept` and, others, in `fresh`, which has `early` of them,
+// and `late`: those of head h end at ends[h] in `places` (the place in kept, or -1 - that in fresh and, behind it, late)
+// and `numbers` (which groups). V is `v_from` behind K.
 struct PageGroups {
-    const uint16_t *kept, *fresh;
+    const uint16_t *kept, *fresh, *late;
     const int64_t *places, *numbers, *ends;
-    int64_t elements, v_from, stride, each;
+    int64_t early, elements, v_from, stride, each;
     const uint8_t *chosen;  // (H, S), or null: all tokens count
     int64_t tokens;         // S
+
+    // The elements from kept, or else from fresh, up to a place.
+    int64_t at(int64_t place) const {
+        if (place >= 0) return place * elements;
+        const int64_t row = -1 - place;
+        if (row < early) return row * elements;
+        return int64_t(uintptr_t(late) - uintptr_t(fresh)) / int64_t(sizeof *late) + (row - early) * elements;
+    }
 };
 
 // Tokens of heads in memory, (all heads, u, d), the heads so many elements apart, and what ends their attention.
@@ -445,7 +454,7 @@ void attend_groups(const Running *x, const PageGroups *groups) {
             for (int64_t i = begin; i < groups->ends[head]; i++) {
                 const int64_t place = groups->places[i];
                 if ((place < 0) != fresh) continue;
-                k_at.push_back((fresh ? -1 - place : place) * groups->elements);
+                k_at.push_back(groups->at(place));
                 v_at.push_back(k_at.back() + groups->v_from);
                 chosen.push_back(groups->chosen + head * groups->tokens + groups->numbers[i] * groups->each);
             }

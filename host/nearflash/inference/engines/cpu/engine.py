@@ -12,7 +12,6 @@ and checked.
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -24,7 +23,6 @@ from nearflash.inference.engines.base import EngineCounters
 from nearflash.inference.engines.cpu.heads import Heads, dims_by_size, takes_all
 from nearflash.inference.engines.cpu.kernels import attend_memory, load_loops
 from nearflash.inference.engines.cpu.predicted_heads import PredictedHeads, choose_predicted_groups
-from nearflash.inference.engines.paged.ahead import AheadGroups
 from nearflash.inference.engines.paged.compact_index import CompactIndex
 from nearflash.inference.engines.paged.engine import PagedEngine
 from nearflash.inference.engines.paged.index_rows import IndexCache
@@ -80,8 +78,6 @@ class CpuEngine(PagedEngine):
         """Of policy kvswap, whatever `index_cache_bytes`."""
         self._predicted: dict[tuple[int, int], F32] = {}
         """q (H, g, d) of a coming call, by layer and sequence."""
-        self._ahead: dict[tuple[int, int], AheadGroups] = {}
-        """What is read for a coming call, by layer and sequence."""
 
     def attend(
         self, layer: int, sequences: Sequence[int], q: NDArray[np.float16], scaling: float | None = None, *,
@@ -96,6 +92,7 @@ class CpuEngine(PagedEngine):
                 for row, number in enumerate(sequences):
                     out[row] = self._several(layer, number, torch.from_numpy(q[row].astype(np.float32)), form).numpy()
                 return out
+            self._choices.begin(layer, sequences)
             # Everything that scores need is asked for first; then each part's groups, as soon as they are chosen.
             rows = [
                 row for row, number in enumerate(sequences)
@@ -108,6 +105,8 @@ class CpuEngine(PagedEngine):
                 )
             elif rows:
                 self._attend_parts(self._parts(layer, sequences, rows, q), form, out)
+            if not self.takes_predictions:
+                self._read_next(layer, sequences)
         return out
 
     @property
@@ -150,23 +149,17 @@ class CpuEngine(PagedEngine):
     def _truncate(self, sequence: int, length: int) -> None:
         for index in (self._index, self._compact):
             index.truncate(sequence, length // self.store.layout.block_tokens)
-        self._drop_predictions(sequence)
         super()._truncate(sequence, length)
 
     def _forget(self, sequence: int) -> None:
         self._index.drop(sequence)
         self._compact.drop(sequence)
-        self._drop_predictions(sequence)
         super()._forget(sequence)
 
-    def _settle(self) -> None:
-        for ahead in self._ahead.values():
-            ahead.settle()
-
-    def _drop_predictions(self, sequence: int) -> None:
-        for kept in (self._predicted, self._ahead):
-            for key in [key for key in kept if key[1] == sequence]:
-                del kept[key]
+    def _drop_ahead(self, sequence: int) -> None:
+        super()._drop_ahead(sequence)
+        for key in [key for key in self._predicted if key[1] == sequence]:
+            del self._predicted[key]
 
     def _gather(self, groups: Groups) -> Tensor:
         return torch.from_numpy(groups.gather())
@@ -191,7 +184,9 @@ class CpuEngine(PagedEngine):
 
         def attend(own: list[Heads]) -> None:
             for part in own:
-                part.choose(self._ask_groups, self._pages, form)
+                chosen = part.choose(self._ask_groups, self._pages, form)
+                stored = part.reads.stored
+                self._choices.note(stored.page_tag.layer, stored.sequence, part.reads.heads, chosen)
             for part in own:
                 out[part.row, part.reads.heads] = part.attend(form)
 
@@ -228,13 +223,6 @@ class CpuEngine(PagedEngine):
 
         self._begin_ahead(layer, stored, stored.tokens + 1, choose)
 
-    def _begin_ahead(
-        self, layer: int, stored: StoredHead, tokens: int, choose: Callable[[], NDArray[np.bool_]]
-    ) -> None:  # fmt: skip
-        reads = SequenceReads(self.store, stored, list(range(self.kv_heads)), self._read)
-        lacks = partial(self._pages.lacks, stored.sequence, layer)
-        self._ahead[layer, stored.sequence] = AheadGroups(tokens, self._readers, choose, lacks, reads.read_groups)
-
     def _read_predicted(self, layer: int, sequence: int, predicted: F32) -> None:
         """Begin to read what policy kvswap will choose when the sequence has one token more."""
         stored, layout = self.store.layer(sequence, layer), self.store.layout
@@ -253,7 +241,7 @@ class CpuEngine(PagedEngine):
         self, layer: int, sequences: Sequence[int], row: int, q: NDArray[np.float16], predicted: F32 | None
     ) -> Heads:
         """All heads of one sequence, by policy kvswap."""
-        stored, ahead = self.store.layer(sequences[row], layer), self._ahead.pop((layer, sequences[row]), None)
+        stored, ahead = self.store.layer(sequences[row], layer), self._take_ahead(layer, sequences[row])
         reads = SequenceReads(self.store, stored, list(range(self.kv_heads)), self._read, ahead)
         wide = q[row].astype(np.float32)
         return PredictedHeads(row, reads, wide, predicted, self.policy, self.store.layout, self._compact)
@@ -265,7 +253,7 @@ class CpuEngine(PagedEngine):
         for row in rows:
             stored = self.store.layer(sequences[row], layer)
             apart = len(sequences) == 1 and stored.tokens >= _APART_TOKENS
-            ahead = self._ahead.pop((layer, sequences[row]), None)
+            ahead = self._take_ahead(layer, sequences[row])
             for (policy, _), own in self._heads_by_policy(layer, apart=apart).items():
                 reads = SequenceReads(self.store, stored, own, self._read, ahead)
                 part = Heads(row, reads, wide[row, own], order[row, own], policy, self.store.layout)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -37,6 +38,37 @@ def _takes_all(policy: AttentionPolicy, resolved: ResolvedPolicy, tokens: int, l
     return not resolved.top_p and resolved.top_k * policy.entry_tokens(layout) >= tokens
 
 
+class _RunningInOrder:
+    """A running attention over chunks of groups, in their order: each as soon as it and those before it have come.
+
+    Threads may bring chunks at once: one of them attends to all that are there, so that sums are the same in any order
+    of arrival.
+    """
+
+    def __init__(self, of: RunningAttention, shape: PageShape, chosen: Bools | None) -> None:
+        self.of, self._shape, self._chosen = of, shape, chosen
+        self._lock = threading.Lock()
+        self._come: dict[int, Groups] = {}
+        self._next = 0
+        self._is_busy = False
+
+    def attend(self, number: int, groups: Groups) -> None:
+        """Take chunk `number`. When all have been taken and every call has returned, all are attended to."""
+        with self._lock:
+            self._come[number] = groups
+            if self._is_busy:
+                return
+            self._is_busy = True
+        while True:
+            with self._lock:
+                following = self._come.pop(self._next, None)
+                if following is None:
+                    self._is_busy = False
+                    return
+                self._next += 1
+            self.of.attend_groups(following, self._shape, self._chosen)
+
+
 class Heads:
     """q (H, g, d) of heads that follow one policy: `ask`, then `choose`, then `attend`.
 
@@ -62,8 +94,9 @@ class Heads:
         self._index: Future[tuple[IndexRows, Ints]]
         self._suffix: Future[NDArray[np.float16]] | None = None
         """K of the unindexed suffix, where it is not all in memory."""
-        self._groups: list[Future[Groups]] = []
-        """In the order of their tokens, no more than _CHUNK_BYTES each: one comes while another is attended to."""
+        self._running: _RunningInOrder
+        self._asked: list[Groups | Future[None]] = []
+        """In the order of their tokens, no more than _CHUNK_BYTES each."""
 
     def ask(self, ask: Callable[..., Future], index: IndexCache) -> None:
         """Ask for what the scores need, and is not in memory; index: the engine's."""
@@ -74,8 +107,11 @@ class Heads:
             self._index = ask(self.reads.index, self._dims, index)
         self._suffix = None if self.reads.suffix_kept else ask(self.reads.suffix)
 
-    def choose(self, ask: Callable[..., Future], groups: PageCache, form: AttentionForm[F32]) -> None:
-        """Choose tokens, and ask for their groups; groups: the engine's PageCache."""
+    def choose(self, ask: Callable[..., Future], groups: PageCache, form: AttentionForm[F32]) -> Bools:
+        """Choose tokens, and ask for their groups; groups: the engine's PageCache. The groups, (H, full).
+
+        What is read is attended to by the thread that reads it, while others are read still.
+        """
         stored, layout = self.reads.stored, self._layout
         full = stored.flash_tokens // layout.group_tokens
         if self._takes_all:
@@ -83,9 +119,15 @@ class Heads:
         else:
             wanted = self._choose(full, form)
         group_bytes = layout.group_pages * layout.page_bytes
+        stride, v_from = layout.steps(self._q.shape[-1])
+        shape = PageShape(group_bytes // 2, v_from, stride, layout.group_tokens)
+        running = RunningAttention(self._q * np.float32(form.scaling), form.softcap)
+        self._running = _RunningInOrder(running, shape, self._chosen)
         chunks = max(-(-int(wanted.sum()) * group_bytes // _CHUNK_BYTES), 1)
-        for first, end in pairwise([full * chunk // chunks for chunk in range(chunks + 1)]):
-            self._groups.append(self.reads.groups(ask, wanted[:, first:end], groups, first))
+        for number, (first, end) in enumerate(pairwise([full * chunk // chunks for chunk in range(chunks + 1)])):
+            use = partial(self._running.attend, number)
+            self._asked.append(self.reads.use_groups(ask, wanted[:, first:end], groups, first, use))
+        return wanted
 
     def predict_groups(self, index: IndexCache, form: AttentionForm[F32]) -> Bools:
         """The groups (H, full) that `choose` would ask for; none where it takes all, or would read to choose."""
@@ -95,14 +137,14 @@ class Heads:
 
     def attend(self, form: AttentionForm[F32]) -> F32:
         """(H, g, d)."""
-        layout, dim = self._layout, self._q.shape[-1]
-        stride, v_from = layout.steps(dim)
-        shape = PageShape(layout.group_pages * layout.page_bytes // 2, v_from, stride, layout.group_tokens)
-        running = RunningAttention(self._q * np.float32(form.scaling), form.softcap)
-        while self._groups:
-            running.attend_groups(self._groups.pop(0).result(), shape, self._chosen)
+        for number, asked in enumerate(self._asked):
+            if isinstance(asked, Groups):
+                self._running.attend(number, asked)
+        for asked in self._asked:
+            if isinstance(asked, Future):
+                asked.result()
         tail = None if self._tail is None else np.ascontiguousarray(self._tail)
-        return running.finish(self.reads.stored, np.array(self.reads.heads), tail, self._alpha, form.sinks)
+        return self._running.of.finish(self.reads.stored, np.array(self.reads.heads), tail, self._alpha, form.sinks)
 
     def _choose(self, full: int, form: AttentionForm[F32]) -> Bools:
         """The wanted groups, (H, full)."""

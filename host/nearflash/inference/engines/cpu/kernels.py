@@ -54,8 +54,8 @@ class _PageGroups(ctypes.Structure):
     """`PageGroups` of attention.cpp."""
 
     _fields_ = (
-        *((name, _ADDRESS) for name in ("kept", "fresh", "places", "numbers", "ends")),
-        *((name, _I64) for name in ("elements", "v_from", "stride", "each")),
+        *((name, _ADDRESS) for name in ("kept", "fresh", "late", "places", "numbers", "ends")),
+        *((name, _I64) for name in ("early", "elements", "v_from", "stride", "each")),
         ("chosen", _ADDRESS),
         ("tokens", _I64),
     )
@@ -139,9 +139,10 @@ class RunningAttention:
     def attend_groups(self, groups: Groups, shape: PageShape, chosen: Bools | None) -> None:
         """Go on over KV page groups. chosen (H, S): which tokens count; None: all."""
         numbers = [np.ascontiguousarray(array) for array in (groups.places, groups.number, groups.ends)]
-        pages = (groups.kept, groups.new, *numbers)
+        pages = (groups.kept, groups.new, groups.late, *numbers)
         record = _PageGroups(
-            *(find_address(array) for array in pages), shape.elements, shape.v_from, shape.stride, shape.tokens,
+            *(find_address(array) for array in pages), len(groups.new), shape.elements, shape.v_from, shape.stride,
+            shape.tokens,
             *((None, 0) if chosen is None else (find_address(chosen), chosen.shape[1])),
         )  # fmt: skip
         load_loops().attend_groups(ctypes.byref(self._record), ctypes.byref(record))

@@ -134,7 +134,7 @@ class GpuEngine(PagedEngine):
         """Groups in the order of their tokens, (n, elements)."""
         self._joins_stream()
         places = upload(groups.places, self._on)
-        new = upload(groups.new, self._on)
+        new = upload(groups.fresh, self._on)
         data = torch.empty((len(places), self._pages.tensor.shape[1]), dtype=torch.float16, device=self._on)
         kept = places >= 0
         data[kept], data[~kept] = self._pages.tensor[places[kept]], new[-1 - places[~kept]]
@@ -256,7 +256,7 @@ class _Rows:
         layout, dim, flat = self._layout, q.shape[-1], self._of_heads
         groups = [asked.result() for asked in self._groups]
         self._engine._joins_stream()
-        new = [upload(row.new, q.device) if (row.places < 0).any() else None for row in groups]
+        new = [upload(row.fresh, q.device) if (row.places < 0).any() else None for row in groups]
         suffix_runs = [-(-suffix.shape[2] // _RUN_TOKENS) for suffix in self._suffixes]
         ends = flat([reads.tokens for reads in self.reads])
         of_groups = self._group_runs(groups, new)

@@ -1,16 +1,20 @@
-"""KV page groups that are read before the call of attention that wants them: chosen by predicted queries.
+"""KV page groups that are read before the call of attention that wants them: chosen by predicted queries, or as the
+call for the token before chose.
 
 layer i - 1: predicted queries of i ─► choice ─► reads ┐ attention, MLP, K and V of layer i
+             what i chose last ────────────────► reads ┤
 layer i:                          what lacks is read ──┴─► attention
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AheadGroups"]
+__all__ = ["AheadGroups", "LastChoices", "ReadAhead"]
 
 Bools = NDArray[np.bool_]
 F16 = NDArray[np.float16]
@@ -19,13 +23,35 @@ Lacks = Callable[[Ints, Ints], Bools]
 """Which groups, by their heads and numbers (n,), are to be read."""
 ReadGroups = Callable[[Ints, Ints], F16]
 """Groups by their heads and numbers (n,), (n, elements)."""
+_AGAIN_LEAST = 0.5
+"""Share of the groups of a choice that the one before had, from which on the next is read ahead."""
+
+
+@dataclass(frozen=True)
+class ReadAhead:
+    """Groups that were asked for: group i is row rows[i] of `early` and, behind it, `late`; other rows may be there."""
+
+    rows: Ints
+    early: F16
+    """Read ahead, (rows, elements)."""
+    late: F16
+    """Read when they were asked for."""
+
+    def join(self) -> F16:
+        """The groups in their order, (n, elements); a view where they were all read ahead one after the other."""
+        rows, count = self.rows, len(self.early)
+        if len(rows) and rows[-1] < count and rows[-1] - rows[0] == len(rows) - 1:
+            return self.early[rows[0] : rows[-1] + 1]
+        joined, is_early = np.empty((len(rows), self.early.shape[1]), np.float16), rows < count
+        joined[is_early], joined[~is_early] = self.early[rows[is_early]], self.late[rows[~is_early] - count]
+        return joined
 
 
 class AheadGroups:
     """Groups of a layer and sequence, for a call when it has `tokens`.
 
     `choose` gives those that will be wanted, (heads, groups); what `lacks` of them is read. All three run on one of
-    `threads`. The store must not change before `settle` returns.
+    `threads`. The pages of the store must not change before `data` is there.
     """
 
     def __init__(
@@ -34,33 +60,30 @@ class AheadGroups:
         self.tokens = tokens
         self._choice = Future[tuple[Bools, Ints]]()
         """And the places of what is read of it."""
-        self._data = threads.submit(self._choose_and_read, choose, lacks, read)
+        self.data = threads.submit(self._choose_and_read, choose, lacks, read)
+        """What is read; it may have failed."""
 
     @property
     def chosen(self) -> Bools:
         """The groups that `choose` gave. Raises what it raised."""
         return self._choice.result()[0]
 
-    def settle(self) -> None:
-        """Return when nothing is read any more, whether it failed or not."""
-        self._data.exception()
-
-    def take(self, heads: Ints, groups: Ints, read: ReadGroups) -> F16:
-        """Groups in rising order of heads, then numbers; `read`: those that are not read ahead. Raises as it does."""
+    def take(self, heads: Ints, groups: Ints, read: ReadGroups) -> ReadAhead:
+        """Groups in rising order of heads, then numbers; `read`: those that are not read ahead, or of which a read
+        failed, maybe for another group's sake. Raises as it does.
+        """
         own, asked = self._choice.result()[1], _places(heads, groups)
-        at = np.searchsorted(own, asked).clip(max=max(len(own) - 1, 0))
-        there = own[at] == asked if len(own) else np.zeros(len(asked), bool)
-        if not there.any():
-            return read(heads, groups)
-        late = None if there.all() else read(heads[~there], groups[~there])
-        data = self._data.result()
-        if late is None and at[-1] - at[0] == len(at) - 1:
-            return data[at[0] : at[-1] + 1]
-        taken = np.empty((len(asked), data.shape[1]), np.float16)
-        taken[there] = data[at[there]]
-        if late is not None:
-            taken[~there] = late
-        return taken
+        rows = np.searchsorted(own, asked).clip(max=max(len(own) - 1, 0))
+        there = own[rows] == asked if len(own) else np.zeros(len(asked), bool)
+        late = None if there.all() or not there.any() else read(heads[~there], groups[~there])
+        if not there.any() or self.data.exception() is not None:
+            every = read(heads, groups)
+            return ReadAhead(np.arange(len(asked)), every, every[:0])
+        early = self.data.result()
+        if late is None:
+            return ReadAhead(rows, early, early[:0])
+        rows[~there] = len(early) + np.arange(len(late))
+        return ReadAhead(rows, early, late)
 
     def _choose_and_read(self, choose: Callable[[], Bools], lacks: Lacks, read: ReadGroups) -> F16:
         try:
@@ -73,6 +96,77 @@ class AheadGroups:
         heads, groups = heads[wanted], groups[wanted]
         self._choice.set_result((chosen, _places(heads, groups)))
         return read(heads, groups)
+
+
+@dataclass
+class _Choice:
+    """The choice of a layer's last call, of a sequence."""
+
+    groups: Bools
+    """(heads, groups)."""
+    again: Ints
+    """Of each head, how many of them the call before had chosen, too, (heads,)."""
+
+
+class LastChoices:
+    """Which groups of `heads` heads each layer chose last, and which call of attention came after each one.
+
+    Threads may `note` at once, each other heads or sequences.
+    """
+
+    def __init__(self, heads: int) -> None:
+        self._heads, self._lock = heads, threading.Lock()
+        self._kept: dict[tuple[int, int], _Choice] = {}
+        """By layer and sequence."""
+        self._after: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """Layer and sequences of a call, and of the next one."""
+        self._call: tuple[int, ...] | None = None
+
+    def begin(self, layer: int, sequences: Sequence[int]) -> None:
+        """A call comes after the one that began before it."""
+        call = layer, *sequences
+        if self._call is not None:
+            self._after[self._call] = call
+        self._call = call
+
+    def call_after(self, layer: int, sequences: Sequence[int]) -> tuple[int, Sequence[int]] | None:
+        """Layer and sequences of the call that came after this one the last time."""
+        after = self._after.get((layer, *sequences))
+        return None if after is None else (after[0], after[1:])
+
+    def note(self, layer: int, sequence: int, heads: Sequence[int], chosen: Bools) -> None:
+        """Some heads of a call chose these groups, (heads, groups)."""
+        with self._lock:
+            kept = self._kept.get((layer, sequence))
+            if kept is None or kept.groups.shape[1] < chosen.shape[1]:
+                groups = np.zeros((self._heads, chosen.shape[1]), bool)
+                again = np.zeros(self._heads, np.int64)
+                if kept is not None:
+                    groups[:, : kept.groups.shape[1]], again = kept.groups, kept.again
+                kept = self._kept[layer, sequence] = _Choice(groups, again)
+        own = list(heads)
+        before = kept.groups[own]
+        kept.again[own] = (before[:, : chosen.shape[1]] & chosen).sum(axis=1)
+        before[:] = False
+        before[:, : chosen.shape[1]] = chosen
+        kept.groups[own] = before
+
+    def predict(self, layer: int, sequence: int) -> Bools | None:
+        """The last choice, (heads, groups), where half of it was that of the call before; else None."""
+        kept = self._kept.get((layer, sequence))
+        if kept is None or kept.again.sum() < _AGAIN_LEAST * kept.groups.sum():
+            return None
+        return kept.groups
+
+    def drop(self, sequence: int) -> None:
+        """Forget a sequence."""
+        for key in [key for key in self._kept if key[1] == sequence]:
+            del self._kept[key]
+        self._after = {
+            call: after for call, after in self._after.items() if sequence not in call[1:] and sequence not in after[1:]
+        }
+        if self._call is not None and sequence in self._call[1:]:
+            self._call = None
 
 
 def _places(heads: Ints, groups: Ints) -> Ints:

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import ShapeError
+from nearflash.inference.engines.paged.ahead import AheadGroups, LastChoices
 from nearflash.inference.engines.paged.page_cache import PageCache
 from nearflash.inference.engines.paged.reads import Groups, SequenceReads
 from nearflash.inference.engines.paged.softmax import AttentionForm, OnlineSoftmax
@@ -25,6 +27,10 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _READERS = 4
 """Threads that wait for KV page groups, each for those of a part."""
+_AHEAD_READERS = 2
+"""And for those that are read ahead: the first sequences' come first."""
+_AHEAD_BYTES = 32 << 20
+"""Most that is read ahead of a call."""
 
 
 class PagedEngine(StoreEngine):
@@ -37,10 +43,15 @@ class PagedEngine(StoreEngine):
         super().__init__(store, policy, first_head, name)
         self._pages = pages
         self._readers = ThreadPoolExecutor(_READERS, "kv-pages")
+        self._ahead_readers = ThreadPoolExecutor(_AHEAD_READERS, "kv-ahead")
         self._asked: list[Future[object]] = []
+        self._choices = LastChoices(store.shape.kv_heads)
+        self._ahead: dict[tuple[int, int], AheadGroups] = {}
+        """What is read for a coming call, by layer and sequence."""
 
     def close(self) -> None:
         """See Engine.close."""
+        self._ahead_readers.shutdown()
         self._readers.shutdown()
         super().close()
 
@@ -70,10 +81,59 @@ class PagedEngine(StoreEngine):
         """K and V (2, H, u, d) of a layer's tokens in memory."""
 
     def _truncate(self, sequence: int, length: int) -> None:
+        self._drop_ahead(sequence)
         self._pages.truncate(sequence, length // self.store.layout.group_tokens)
 
     def _forget(self, sequence: int) -> None:
+        self._drop_ahead(sequence)
         self._pages.drop(sequence)
+
+    def _settle(self) -> None:
+        wait([ahead.data for ahead in self._ahead.values()])
+
+    def _drop_ahead(self, sequence: int) -> None:
+        self._choices.drop(sequence)
+        for key in [key for key in self._ahead if key[1] == sequence]:
+            del self._ahead[key]
+
+    def _read_next(self, layer: int, sequences: Sequence[int]) -> None:
+        """Begin to read what the call that came after this one the last time will want, if it chooses as it did then.
+
+        Up to _AHEAD_BYTES; what is left from calls that did not come is dropped.
+        """
+        self._settle()
+        self._ahead.clear()
+        after = self._choices.call_after(layer, sequences)
+        if after is None:
+            return
+        layout, (layer, sequences) = self.store.layout, after
+        most = _AHEAD_BYTES // (len(sequences) * layout.group_pages * layout.page_bytes)
+        for sequence in sequences:
+            chosen = self._choices.predict(layer, sequence)
+            if chosen is None:
+                continue
+            heads, groups = np.nonzero(chosen[:, : int(np.searchsorted(chosen.sum(axis=0).cumsum(), most, "right"))])
+            lacking = self._pages.lacks(sequence, layer, heads, groups)
+            if lacking.any():
+                wanted = np.zeros_like(chosen)
+                wanted[heads[lacking], groups[lacking]] = True
+                stored = self.store.layer(sequence, layer)
+                self._begin_ahead(layer, stored, stored.tokens + 1, partial(np.copy, wanted))
+
+    def _take_ahead(self, layer: int, sequence: int) -> AheadGroups | None:
+        """Hand over the reads ahead for this call of a sequence; the call does not end before they do."""
+        ahead = self._ahead.pop((layer, sequence), None)
+        if ahead is not None:
+            self._asked.append(ahead.data)  # type: ignore[arg-type]
+        return ahead
+
+    def _begin_ahead(
+        self, layer: int, stored: StoredHead, tokens: int, choose: Callable[[], NDArray[np.bool_]]
+    ) -> None:
+        """Begin to read what `choose` gives, (heads, groups), for a call of a sequence when it has `tokens`."""
+        reads = SequenceReads(self.store, stored, list(range(self.kv_heads)), self._read)
+        lacks = partial(self._pages.lacks, stored.sequence, layer)
+        self._ahead[layer, stored.sequence] = AheadGroups(tokens, self._ahead_readers, choose, lacks, reads.read_groups)
 
     @contextmanager
     def _call(self, layer: int, sequences: Sequence[int]) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ Bools = NDArray[np.bool_]
 F16 = NDArray[np.float16]
 Ints = NDArray[np.int64]
 Read = Callable[[PageKind, Ints, PageKeys], PageData]
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,25 @@ class Groups:
     ends: Ints
     """Of each head's in `number` and `places`, (heads,)."""
     places: Ints
-    """Of each: its row in `kept`, or -1 - its row in `new`."""
+    """Of each: its row in `kept`, or -1 - its row in `new` and, behind it, `late`."""
     kept: F16
     """Pages in memory, (rows, elements of a group's pages)."""
     new: F16
+    late: F16
+
+    @property
+    def fresh(self) -> F16:
+        """`new` and `late`."""
+        return np.concatenate([self.new, self.late]) if len(self.late) else self.new
 
     def gather(self) -> F16:
         """All of them, (groups, elements)."""
+        fresh = self.fresh
         if (self.places < 0).all():
-            return self.new[-1 - self.places]
+            return fresh[-1 - self.places]
         data = self.kept[np.maximum(self.places, 0)]
         read = self.places < 0
-        data[read] = self.new[-1 - self.places[read]]
+        data[read] = fresh[-1 - self.places[read]]
         return data
 
 
@@ -57,21 +66,36 @@ class SequenceReads:
 
     def groups(self, ask: Callable[..., Future], wanted: Bools, memory: PageCache, first: int = 0) -> Future[Groups]:
         """The `wanted` (heads, full groups from `first` on); what is not in memory is read where `ask` has it done."""
+        found = self.use_groups(ask, wanted, memory, first, lambda groups: groups)
+        if isinstance(found, Future):
+            return found
+        done = Future[Groups]()
+        done.set_result(found)
+        return done
+
+    def use_groups(
+        self, ask: Callable[..., Future], wanted: Bools, memory: PageCache, first: int, use: Callable[[Groups], _R]
+    ) -> Groups | Future[_R]:
+        """The same, at once where all are in memory; else what `use` makes of them, called by the thread that reads."""
         rows, number = np.nonzero(wanted)
         number += first
         heads = np.array(self.heads, np.int64)[rows]
         places = memory.find(self.stored.sequence, self.stored.page_tag.layer, heads, number)
         ends = np.cumsum(wanted.sum(axis=1))
         if len(lacking := places.lacking):
-            return ask(self._fill, memory, places, ends, lacking)
-        done = Future[Groups]()
-        done.set_result(Groups(number, ends, places.places, memory.data, memory.data[:0]))
-        return done
+            return ask(self._fill, memory, places, ends, lacking, use)
+        return Groups(number, ends, places.places, memory.data, memory.data[:0], memory.data[:0])
 
-    def _fill(self, memory: PageCache, found: Found, ends: Ints, lacking: Ints) -> Groups:
+    def _fill(self, memory: PageCache, found: Found, ends: Ints, lacking: Ints, use: Callable[[Groups], _R]) -> _R:
         own = found.heads[lacking], found.groups[lacking]
-        new = self.read_groups(*own) if self.ahead is None else self.ahead.take(*own, self.read_groups)
-        return Groups(found.groups, ends, memory.fill(found, new), memory.data, new)
+        if self.ahead is None:
+            new = self.read_groups(*own)
+        else:
+            taken = self.ahead.take(*own, self.read_groups)
+            if not memory.keeps:
+                return use(Groups(found.groups, ends, -1 - taken.rows, memory.data, taken.early, taken.late))
+            new = taken.join()
+        return use(Groups(found.groups, ends, memory.fill(found, new), memory.data, new, new[:0]))
 
     def read_groups(self, heads: Ints, number: Ints) -> F16:
         """Groups (n,), all their pages, (n, elements)."""
