@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearflash.abi.attention.codeword import AUX_BYTES, CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.checksum import crc32c
+from nearflash.storage.io.checksum import crc32c, crc32c_each
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.io.reuse import reuse_buffer
 
@@ -122,8 +122,8 @@ def page_checksums(keys: PageKeys, aux: Bytes, data: Iterable[Bytes]) -> NDArray
     """CRC32C over key ‖ aux ‖ data of each page, (p,)."""
     page_tags = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), PAGE_KEY.itemsize)
     heads = np.hstack([page_tags, aux.reshape(len(keys), aux.shape[1] * AUX_BYTES)])
-    checksums = (crc32c(page, crc32c(head)) for head, page in zip(heads, data, strict=True))
-    return np.fromiter(checksums, np.uint32, len(keys))
+    before = np.fromiter(map(crc32c, heads), np.uint32, len(keys))
+    return crc32c_each(list(data), before)
 
 
 def unseal_pages(sealed: Bytes, expected: PageKeys) -> tuple[PageData, NDArray[np.bool_]]:

@@ -108,9 +108,10 @@ class QueueBackend(PositionalBackend):
             least = in_flight if asked + free == len(results) else (in_flight + 1) // 2
             taken, rows, moved = queue.exchange(requests[asked : asked + free], least)
             asked, done = asked + taken, done + len(rows)
-            moved[np.isin(moved, _AGAIN)] = 0
-            if len(moved) and (worst := int(moved.min())) < 0:
-                raise OSError(-worst, os.strerror(-worst))
+            if len(moved) and moved.min() < 0:
+                moved[np.isin(moved, _AGAIN)] = 0
+                if (worst := int(moved.min())) < 0:
+                    raise OSError(-worst, os.strerror(-worst))
             results[rows] = moved
         return results
 

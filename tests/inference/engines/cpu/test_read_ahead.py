@@ -132,7 +132,7 @@ def test_no_more_is_read_ahead_than_memory_allows(open_repeated, shape, draw_q, 
     monkeypatch.setattr(paged, "_AHEAD_BYTES", 3 * 6 * 4096)  # six groups of each sequence
     q = draw_q(shape, len(LENGTHS), seed=4)
     engine, numbers, want = open_repeated(AttentionPolicy(), q)
-    assert [len(engine._ahead[1, number].data.result()) for number in numbers[:2]] == [6, 6]
+    assert len(engine._ahead[1, numbers[0]].data.result()) == 2 * 6
     np.testing.assert_array_equal(engine.attend(1, numbers, q), want)
 
 

@@ -242,7 +242,7 @@ class CpuEngine(PagedEngine):
     ) -> Heads:
         """All heads of one sequence, by policy kvswap."""
         stored, ahead = self.store.layer(sequences[row], layer), self._take_ahead(layer, sequences[row])
-        reads = SequenceReads(self.store, stored, list(range(self.kv_heads)), self._read, ahead)
+        reads = self._reads_of_all(stored, ahead)
         wide = q[row].astype(np.float32)
         return PredictedHeads(row, reads, wide, predicted, self.policy, self.store.layout, self._compact)
 

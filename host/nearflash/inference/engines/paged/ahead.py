@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AheadGroups", "LastChoices", "ReadAhead"]
+__all__ = ["AheadGroups", "LastChoices", "ReadAhead", "read_chosen", "read_known"]
 
 Bools = NDArray[np.bool_]
 F16 = NDArray[np.float16]
@@ -48,24 +48,19 @@ class ReadAhead:
 
 
 class AheadGroups:
-    """Groups of a layer and sequence, for a call when it has `tokens`.
+    """Groups of a layer and sequence that are read for a call when it has `tokens`.
 
-    `choose` gives those that will be wanted, (heads, groups); what `lacks` of them is read. All three run on one of
-    `threads`. The pages of the store must not change before `data` is there.
+    choice: which will be wanted, (heads, groups), and the places of those that are read, in `data` from row `first` on.
+    The pages of the store must not change before `data` is there.
     """
 
-    def __init__(
-        self, tokens: int, threads: ThreadPoolExecutor, choose: Callable[[], Bools], lacks: Lacks, read: ReadGroups
-    ) -> None:
-        self.tokens = tokens
-        self._choice = Future[tuple[Bools, Ints]]()
-        """And the places of what is read of it."""
-        self.data = threads.submit(self._choose_and_read, choose, lacks, read)
-        """What is read; it may have failed."""
+    def __init__(self, tokens: int, choice: Future[tuple[Bools, Ints]], data: Future[F16], first: int = 0) -> None:
+        self.tokens, self.data = tokens, data
+        self._choice, self._first = choice, first
 
     @property
     def chosen(self) -> Bools:
-        """The groups that `choose` gave. Raises what it raised."""
+        """The groups that will be wanted. Raises what choosing them raised."""
         return self._choice.result()[0]
 
     def take(self, heads: Ints, groups: Ints, read: ReadGroups) -> ReadAhead:
@@ -80,22 +75,48 @@ class AheadGroups:
             every = read(heads, groups)
             return ReadAhead(np.arange(len(asked)), every, every[:0])
         early = self.data.result()
+        rows += self._first
         if late is None:
             return ReadAhead(rows, early, early[:0])
         rows[~there] = len(early) + np.arange(len(late))
         return ReadAhead(rows, early, late)
 
-    def _choose_and_read(self, choose: Callable[[], Bools], lacks: Lacks, read: ReadGroups) -> F16:
+
+def read_chosen(
+    tokens: int, threads: ThreadPoolExecutor, choose: Callable[[], Bools], lacks: Lacks, read: ReadGroups
+) -> AheadGroups:
+    """Begin to read what `choose` gives, (heads, groups), and `lacks`; all three run on one of `threads`."""
+    choice = Future[tuple[Bools, Ints]]()
+
+    def choose_and_read() -> F16:
         try:
             chosen = choose()
             heads, groups = np.nonzero(chosen)
             wanted = lacks(heads, groups)
         except BaseException as error:
-            self._choice.set_exception(error)
+            choice.set_exception(error)
             raise
         heads, groups = heads[wanted], groups[wanted]
-        self._choice.set_result((chosen, _places(heads, groups)))
+        choice.set_result((chosen, _places(heads, groups)))
         return read(heads, groups)
+
+    return AheadGroups(tokens, choice, threads.submit(choose_and_read))
+
+
+def read_known(
+    threads: ThreadPoolExecutor, parts: Sequence[tuple[int, Bools, Ints, Ints]], read: Callable[[], F16]
+) -> list[AheadGroups]:
+    """Begin to `read` groups of several sequences together, on one of `threads`.
+
+    parts: of each sequence its tokens, what it will want, and the heads and numbers of the groups that are read.
+    """
+    data, first, ahead = threads.submit(read), 0, list[AheadGroups]()
+    for tokens, chosen, heads, groups in parts:
+        choice = Future[tuple[Bools, Ints]]()
+        choice.set_result((chosen, _places(heads, groups)))
+        ahead.append(AheadGroups(tokens, choice, data, first))
+        first += len(heads)
+    return ahead
 
 
 @dataclass
@@ -104,8 +125,8 @@ class _Choice:
 
     groups: Bools
     """(heads, groups)."""
-    again: Ints
-    """Of each head, how many of them the call before had chosen, too, (heads,)."""
+    again: Bools
+    """Those that the call before had chosen, too."""
 
 
 class LastChoices:
@@ -139,24 +160,21 @@ class LastChoices:
         with self._lock:
             kept = self._kept.get((layer, sequence))
             if kept is None or kept.groups.shape[1] < chosen.shape[1]:
-                groups = np.zeros((self._heads, chosen.shape[1]), bool)
-                again = np.zeros(self._heads, np.int64)
+                grown = _Choice(*np.zeros((2, self._heads, chosen.shape[1]), bool))
                 if kept is not None:
-                    groups[:, : kept.groups.shape[1]], again = kept.groups, kept.again
-                kept = self._kept[layer, sequence] = _Choice(groups, again)
-        own = list(heads)
-        before = kept.groups[own]
-        kept.again[own] = (before[:, : chosen.shape[1]] & chosen).sum(axis=1)
-        before[:] = False
-        before[:, : chosen.shape[1]] = chosen
-        kept.groups[own] = before
+                    grown.groups[:, : kept.groups.shape[1]] = kept.groups
+                    grown.again[:, : kept.again.shape[1]] = kept.again
+                kept = self._kept[layer, sequence] = grown
+        own, count = list(heads), chosen.shape[1]
+        kept.again[own, :count] = kept.groups[own, :count] & chosen
+        kept.groups[own, :count] = chosen
 
     def predict(self, layer: int, sequence: int) -> Bools | None:
-        """The last choice, (heads, groups), where half of it was that of the call before; else None."""
+        """What both of the last two calls chose, (heads, groups), where that is half of the last choice; else None."""
         kept = self._kept.get((layer, sequence))
         if kept is None or kept.again.sum() < _AGAIN_LEAST * kept.groups.sum():
             return None
-        return kept.groups
+        return kept.again
 
     def drop(self, sequence: int) -> None:
         """Forget a sequence."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import ShapeError
-from nearflash.inference.engines.paged.ahead import AheadGroups, LastChoices
+from nearflash.inference.engines.paged.ahead import AheadGroups, LastChoices, read_chosen, read_known
 from nearflash.inference.engines.paged.page_cache import PageCache
 from nearflash.inference.engines.paged.reads import Groups, SequenceReads
 from nearflash.inference.engines.paged.softmax import AttentionForm, OnlineSoftmax
@@ -23,6 +23,7 @@ from nearflash.storage.kv import KvStore, StoredHead
 
 __all__ = ["PagedEngine"]
 
+Ints = NDArray[np.int64]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _READERS = 4
@@ -108,6 +109,7 @@ class PagedEngine(StoreEngine):
             return
         layout, (layer, sequences) = self.store.layout, after
         most = _AHEAD_BYTES // (len(sequences) * layout.group_pages * layout.page_bytes)
+        parts, reads = [], list[tuple[SequenceReads, Ints, Ints]]()
         for sequence in sequences:
             chosen = self._choices.predict(layer, sequence)
             if chosen is None:
@@ -115,10 +117,12 @@ class PagedEngine(StoreEngine):
             heads, groups = np.nonzero(chosen[:, : int(np.searchsorted(chosen.sum(axis=0).cumsum(), most, "right"))])
             lacking = self._pages.lacks(sequence, layer, heads, groups)
             if lacking.any():
-                wanted = np.zeros_like(chosen)
-                wanted[heads[lacking], groups[lacking]] = True
-                stored = self.store.layer(sequence, layer)
-                self._begin_ahead(layer, stored, stored.tokens + 1, partial(np.copy, wanted))
+                own = self._reads_of_all(self.store.layer(sequence, layer)), heads[lacking], groups[lacking]
+                reads.append(own)
+                parts.append((own[0].tokens + 1, chosen, *own[1:]))
+        if reads:
+            begun = read_known(self._ahead_readers, parts, partial(SequenceReads.read_together, reads))
+            self._ahead |= {(layer, own.stored.sequence): ahead for (own, *_), ahead in zip(reads, begun, strict=True)}
 
     def _take_ahead(self, layer: int, sequence: int) -> AheadGroups | None:
         """Hand over the reads ahead for this call of a sequence; the call does not end before they do."""
@@ -131,9 +135,12 @@ class PagedEngine(StoreEngine):
         self, layer: int, stored: StoredHead, tokens: int, choose: Callable[[], NDArray[np.bool_]]
     ) -> None:
         """Begin to read what `choose` gives, (heads, groups), for a call of a sequence when it has `tokens`."""
-        reads = SequenceReads(self.store, stored, list(range(self.kv_heads)), self._read)
         lacks = partial(self._pages.lacks, stored.sequence, layer)
-        self._ahead[layer, stored.sequence] = AheadGroups(tokens, self._ahead_readers, choose, lacks, reads.read_groups)
+        read = self._reads_of_all(stored).read_groups
+        self._ahead[layer, stored.sequence] = read_chosen(tokens, self._ahead_readers, choose, lacks, read)
+
+    def _reads_of_all(self, stored: StoredHead, ahead: AheadGroups | None = None) -> SequenceReads:
+        return SequenceReads(self.store, stored, list(range(self.kv_heads)), self._read, ahead)
 
     @contextmanager
     def _call(self, layer: int, sequences: Sequence[int]) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """The host's reads of one sequence's heads: index rows, and K and V of KV page groups."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -97,6 +97,15 @@ class SequenceReads:
             new = taken.join()
         return use(Groups(found.groups, ends, memory.fill(found, new), memory.data, new, new[:0]))
 
+    @staticmethod
+    def read_together(groups: Sequence[tuple["SequenceReads", Ints, Ints]]) -> F16:
+        """Groups of several sequences, each with its heads and numbers (n,), by one read: (all n, elements)."""
+        reads = groups[0][0]
+        size = reads._store.layout.group_pages
+        places, keys = zip(*(own._pages_of(heads, number, size) for own, heads, number in groups), strict=True)
+        data = reads._read(PageKind.TOKEN, np.concatenate(places), np.concatenate(keys)).data
+        return data.view(np.float16).reshape(-1, size * reads._store.layout.page_bytes // 2)
+
     def read_groups(self, heads: Ints, number: Ints) -> F16:
         """Groups (n,), all their pages, (n, elements)."""
         return self._groups(heads, number, self._store.layout.group_pages)
@@ -157,13 +166,17 @@ class SequenceReads:
 
     def _groups(self, heads: Ints, number: Ints, pages: int) -> F16:
         """The first `pages` pages of groups (n,), (n, elements)."""
+        data = self._read(PageKind.TOKEN, *self._pages_of(heads, number, pages)).data
+        return data.reshape(len(number), pages * self._store.layout.page_bytes).view(np.float16)
+
+    def _pages_of(self, heads: Ints, number: Ints, pages: int) -> tuple[Ints, PageKeys]:
+        """The first `pages` pages of groups (n,), and their keys, (n · pages,)."""
         layer, layout, parts = self.stored.page_tag.layer, self._store.layout, np.arange(pages)
         first = parts * (layout.page_bytes // CODEWORD_BYTES)
         tags = self.stored.token_tags[number][:, None]
         keys = page_keys(tags, layer, heads[:, None], number[:, None], PageKind.TOKEN, first)
         places = self.stored.token_pages[heads, number][:, None] + parts
-        data = self._read(PageKind.TOKEN, places.reshape(-1), keys.reshape(-1)).data
-        return data.reshape(len(number), pages * layout.page_bytes).view(np.float16)
+        return places.reshape(-1), keys.reshape(-1)
 
     def blocks(self, blocks: range) -> IndexRows:
         """All rows of whole index blocks, of all of the layer's heads."""
