@@ -164,7 +164,7 @@ def test_groups_kept_in_memory_give_the_same(
     layout = make_layout()
     room = groups * layout.group_pages * layout.page_bytes
     engine = CpuEngine(make_store(shape, layout), POLICIES[name], index_cache_bytes=1 << 20, page_cache_bytes=room)
-    monkeypatch.setattr(engine, "_read_next", lambda *_: None)  # what a call itself reads is counted
+    monkeypatch.setattr(engine, "_read_next", lambda *_, **__: None)  # what a call itself reads is counted
     numbers, stored = filled(engine, shape, [139, 70])
     read = []
     for grown in range(4):

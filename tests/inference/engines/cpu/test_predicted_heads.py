@@ -75,6 +75,23 @@ def test_groups_are_those_of_the_rule_read_ahead_and_counted(open_filled, shape,
     assert engine.cache_bytes - engine._pages.size_bytes == rows
 
 
+def test_the_first_layer_is_read_ahead_from_the_third_token_on(open_filled, shape, draw_q):
+    """It takes all, as none is before it; the others' predictions are as they are."""
+    engine, numbers, stored = open_filled(POLICY)
+    q, outs = draw_q(shape, 1), []
+    engine.append(numbers[0], 0, *stored[0])
+    for _ in range(3):
+        outs.append(engine.attend(0, numbers, q))
+        before = engine.counters.flash_bytes["token"]
+        step(engine, numbers, stored, q, q.astype(np.float32))
+        engine._settle()
+    assert set(engine._ahead) == {(0, numbers[0])} and engine.counters.flash_bytes["token"] > before
+    before = engine.counters.flash_bytes["token"]
+    outs.append(engine.attend(0, numbers, q))
+    assert engine.counters.flash_bytes["token"] == before
+    assert all(np.array_equal(out, outs[0]) for out in outs)
+
+
 def test_a_block_that_the_new_token_completes_is_read_late(open_filled, shape, draw_q):
     engine, numbers, stored = open_filled(POLICY, (159,))
     q, predicted = draw_q(shape, 1), draw_q(shape, 1, seed=9).astype(np.float32)

@@ -87,7 +87,7 @@ def open_repeated(open_filled, shape, draw_q, monkeypatch):
 
     def open_one(policy, q, **options):
         with monkeypatch.context() as plain:
-            plain.setattr(CpuEngine, "_read_next", lambda *_: None)
+            plain.setattr(CpuEngine, "_read_next", lambda *_, **__: None)
             engine, numbers = open_filled(policy, draw_q(shape, len(LENGTHS), seed=4), **options)
             want = engine.attend(1, numbers, q)
         engine, numbers = open_filled(policy, draw_q(shape, len(LENGTHS), seed=4), **options)
@@ -112,7 +112,7 @@ def test_what_was_chosen_last_is_read_before_the_next_call(open_repeated, shape,
     new = np.zeros((shape.kv_heads, 1, shape.dim), np.float16)
     engine.append(numbers[2], 0, new, new)  # fills no group: reads go on
     assert engine._ahead
-    engine._read_next = lambda *_: None
+    engine._read_next = lambda *_, **__: None
     np.testing.assert_array_equal(engine.attend(1, numbers, q), want)
     assert (count_read(engine) == before) == (seed == 4 or name == "dense") and not engine._ahead
 

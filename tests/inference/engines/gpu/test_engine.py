@@ -94,8 +94,9 @@ def test_every_index_format(make_engine, make_layout, shape, filled, form, suffi
     "page_cache_bytes", [pytest.param(0, marks=pytest.mark.full), 40960, pytest.param(1 << 20, marks=pytest.mark.full)]
 )
 def test_memory_decides_what_is_read_not_what_comes_out(
-    make_engine, make_layout, shape, filled, index_cache_bytes, page_cache_bytes, draw_q, expected
+    make_engine, make_layout, shape, filled, index_cache_bytes, page_cache_bytes, draw_q, expected, monkeypatch
 ):  # fmt: skip
+    monkeypatch.setattr(GpuEngine, "_read_next", lambda *_, **__: None)  # what a call itself reads is counted
     policy, layout, reads = POLICIES["page"], make_layout(), []
     engine = make_engine(policy, layout, index_cache_bytes, page_cache_bytes)
     numbers, stored = filled(engine, shape, [139, 97])
@@ -107,6 +108,20 @@ def test_memory_decides_what_is_read_not_what_comes_out(
     assert (reads[1]["index"] == 0) == bool(index_cache_bytes)
     assert (reads[1]["token"] == 0) == (page_cache_bytes == 1 << 20)
     assert engine.cache_bytes <= index_cache_bytes + page_cache_bytes
+
+
+def test_what_was_chosen_last_is_read_before_the_next_call(make_engine, make_layout, shape, filled, draw_q):
+    """By one read of all sequences; each takes its own of it, and what lacks, to the same bits."""
+    engine, outs = make_engine(POLICIES["page"], make_layout(), page_cache_bytes=0), []
+    numbers, _ = filled(engine, shape, [139, 97])
+    first, other = (draw_q(shape, 2, 2, seed=seed) for seed in (1, 2))
+    for q in (other, first, first, other):
+        ahead = len(engine._ahead)
+        outs.append((ahead, engine.attend(1, numbers, q)))
+        engine._settle()
+    assert outs[3][0] == 2
+    np.testing.assert_array_equal(outs[1][1], outs[2][1])
+    np.testing.assert_array_equal(outs[0][1], outs[3][1])
 
 
 @pytest.mark.full

@@ -27,6 +27,7 @@ def read_groups(asked):
         ([(0, 3), (1, 1)], []),  # a part in one piece
         ([(0, 1), (1, 3)], []),  # and in several
         ([(0, 1), (0, 2), (1, 3)], [(0, 2)]),
+        ([(0, 1), (0, 2), (1, 1)], [(0, 2)]),  # first and last as far apart as if all were there
         ([(0, 0), (1, 4)], [(0, 0), (1, 4)]),
         ([], []),
     ],

@@ -105,8 +105,8 @@ class CpuEngine(PagedEngine):
                 )
             elif rows:
                 self._attend_parts(self._parts(layer, sequences, rows, q), form, out)
-            if not self.takes_predictions:
-                self._read_next(layer, sequences)
+            # By predictions more is known, but of the first layer, which none is before.
+            self._read_next(layer, sequences, first_only=self.takes_predictions)
         return out
 
     @property

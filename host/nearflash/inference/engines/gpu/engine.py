@@ -87,11 +87,14 @@ class GpuEngine(PagedEngine):
                 for row, number in enumerate(sequences):
                     out[row] = self._several(layer, number, q[row].float(), form)
                 return out
+            self._choices.begin(layer, sequences)
             parts = self._parts(layer, sequences, q)
             for part in parts:
-                part.choose(form)
+                for reads, chosen in zip(part.reads, part.choose(form), strict=True):
+                    self._choices.note(layer, reads.stored.sequence, reads.heads, chosen)
             for part in parts:
                 out[part.place] = part.attend(form).unflatten(0, (len(part.reads), -1))
+            self._read_next(layer, sequences)
         return out
 
     @property
@@ -122,11 +125,14 @@ class GpuEngine(PagedEngine):
         for head in range(self.kv_heads):
             heads.setdefault(self._policy_at(layer, head), []).append(head)
         suffixes, parts = self._suffixes.of(stored), []
+        ahead = [self._take_ahead(layer, number) for number in sequences]
         for policy, heads_of_policy in heads.items():
             every = [takes_all(policy, head.tokens, q.shape[-1], self.store.layout) for head in stored]
             for whole in (False, True):
                 if rows := [row for row, its in enumerate(every) if its == whole]:
-                    reads = [SequenceReads(self.store, stored[row], heads_of_policy, self._read) for row in rows]
+                    reads = [
+                        SequenceReads(self.store, stored[row], heads_of_policy, self._read, ahead[row]) for row in rows
+                    ]
                     parts.append(_Rows(self, rows, reads, [suffixes[row] for row in rows], q, policy, whole))
         return parts
 
@@ -134,7 +140,7 @@ class GpuEngine(PagedEngine):
         """Groups in the order of their tokens, (n, elements)."""
         self._joins_stream()
         places = upload(groups.places, self._on)
-        new = upload(groups.fresh, self._on)
+        new = upload(groups.new, self._on)
         data = torch.empty((len(places), self._pages.tensor.shape[1]), dtype=torch.float16, device=self._on)
         kept = places >= 0
         data[kept], data[~kept] = self._pages.tensor[places[kept]], new[-1 - places[~kept]]
@@ -181,8 +187,8 @@ class _Rows:
         self._alpha: Tensor | None = None
         self._groups: list[Future[Groups]]
 
-    def choose(self, form: AttentionForm[Tensor]) -> None:
-        """Choose tokens, and ask for their groups."""
+    def choose(self, form: AttentionForm[Tensor]) -> list[NDArray[np.bool_]]:
+        """Choose tokens, and ask for their groups: those of each sequence, (heads, full groups)."""
         size = self._layout.group_tokens
         full = [reads.stored.flash_tokens // size for reads in self.reads]
         wanted = np.ones((len(self.reads), len(self._heads), max(full)), bool)
@@ -192,10 +198,12 @@ class _Rows:
             flash = self._chosen[:, : max(full) * entries]
             flash = flash if entries == 1 else flash.unflatten(1, (max(full), entries)).any(dim=2)
             wanted = flash.cpu().numpy().reshape(wanted.shape)
+        of_sequences = [chosen[:, :count] for chosen, count in zip(wanted, full, strict=True)]
         self._groups = [
-            reads.groups(self._engine._ask_groups, chosen[:, :count], self._engine._pages)
-            for reads, chosen, count in zip(self.reads, wanted, full, strict=True)
+            reads.groups(self._engine._ask_groups, chosen, self._engine._pages)
+            for reads, chosen in zip(self.reads, of_sequences, strict=True)
         ]
+        return of_sequences
 
     def attend(self, form: AttentionForm[Tensor]) -> Tensor:
         """(n, g, d)."""
@@ -256,7 +264,7 @@ class _Rows:
         layout, dim, flat = self._layout, q.shape[-1], self._of_heads
         groups = [asked.result() for asked in self._groups]
         self._engine._joins_stream()
-        new = [upload(row.fresh, q.device) if (row.places < 0).any() else None for row in groups]
+        new = [upload(row.new, q.device) if (row.places < 0).any() else None for row in groups]
         suffix_runs = [-(-suffix.shape[2] // _RUN_TOKENS) for suffix in self._suffixes]
         ends = flat([reads.tokens for reads in self.reads])
         of_groups = self._group_runs(groups, new)

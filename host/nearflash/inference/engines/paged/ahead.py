@@ -40,7 +40,7 @@ class ReadAhead:
     def join(self) -> F16:
         """The groups in their order, (n, elements); a view where they were all read ahead one after the other."""
         rows, count = self.rows, len(self.early)
-        if len(rows) and rows[-1] < count and rows[-1] - rows[0] == len(rows) - 1:
+        if len(rows) and not len(self.late) and rows[-1] - rows[0] == len(rows) - 1:
             return self.early[rows[0] : rows[-1] + 1]
         joined, is_early = np.empty((len(rows), self.early.shape[1]), np.float16), rows < count
         joined[is_early], joined[~is_early] = self.early[rows[is_early]], self.late[rows[~is_early] - count]
@@ -170,7 +170,7 @@ class LastChoices:
         kept.groups[own, :count] = chosen
 
     def predict(self, layer: int, sequence: int) -> Bools | None:
-        """What both of the last two calls chose, (heads, groups), where that is half of the last choice; else None."""
+        """The groups that both of the last two calls chose, (heads, groups); None where it is not half of one."""
         kept = self._kept.get((layer, sequence))
         if kept is None or kept.again.sum() < _AGAIN_LEAST * kept.groups.sum():
             return None

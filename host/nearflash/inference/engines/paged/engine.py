@@ -97,16 +97,16 @@ class PagedEngine(StoreEngine):
         for key in [key for key in self._ahead if key[1] == sequence]:
             del self._ahead[key]
 
-    def _read_next(self, layer: int, sequences: Sequence[int]) -> None:
+    def _read_next(self, layer: int, sequences: Sequence[int], *, first_only: bool = False) -> None:
         """Begin to read what the call that came after this one the last time will want, if it chooses as it did then.
 
-        Up to _AHEAD_BYTES; what is left from calls that did not come is dropped.
+        Up to _AHEAD_BYTES; what is left from calls that did not come is dropped. first_only: only of the first layer.
         """
+        after = self._choices.call_after(layer, sequences)
+        if after is None or (first_only and after[0]):
+            return
         self._settle()
         self._ahead.clear()
-        after = self._choices.call_after(layer, sequences)
-        if after is None:
-            return
         layout, (layer, sequences) = self.store.layout, after
         most = _AHEAD_BYTES // (len(sequences) * layout.group_pages * layout.page_bytes)
         parts, reads = [], list[tuple[SequenceReads, Ints, Ints]]()

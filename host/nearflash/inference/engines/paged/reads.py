@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearflash.abi.attention.codeword import CODEWORD_BYTES, PageKind
-from nearflash.inference.engines.paged.ahead import AheadGroups
+from nearflash.inference.engines.paged.ahead import AheadGroups, ReadAhead
 from nearflash.inference.engines.paged.index_rows import IndexCache, IndexRows, rows_bytes, rows_of_pages
 from nearflash.inference.engines.paged.page_cache import Found, PageCache
 from nearflash.storage.flash.page import PageData, PageKeys, page_keys
@@ -39,19 +39,20 @@ class Groups:
     new: F16
     late: F16
 
-    @property
-    def fresh(self) -> F16:
-        """`new` and `late`."""
-        return np.concatenate([self.new, self.late]) if len(self.late) else self.new
+    def compact(self) -> "Groups":
+        """The same, with these groups alone in `new`, in their order, and none in `late`."""
+        fresh = self.places < 0
+        rows, places = -1 - self.places[fresh], self.places.copy()
+        new, places[fresh] = ReadAhead(rows, self.new, self.late).join(), -1 - np.arange(len(rows))
+        return replace(self, places=places, new=new, late=new[:0])
 
     def gather(self) -> F16:
-        """All of them, (groups, elements)."""
-        fresh = self.fresh
+        """All of them, where they are compact, (groups, elements)."""
         if (self.places < 0).all():
-            return fresh[-1 - self.places]
+            return self.new[-1 - self.places]
         data = self.kept[np.maximum(self.places, 0)]
         read = self.places < 0
-        data[read] = fresh[-1 - self.places[read]]
+        data[read] = self.new[-1 - self.places[read]]
         return data
 
 
@@ -65,8 +66,11 @@ class SequenceReads:
         self.stored, self.heads, self.tokens = stored, heads, stored.tokens
 
     def groups(self, ask: Callable[..., Future], wanted: Bools, memory: PageCache, first: int = 0) -> Future[Groups]:
-        """The `wanted` (heads, full groups from `first` on); what is not in memory is read where `ask` has it done."""
-        found = self.use_groups(ask, wanted, memory, first, lambda groups: groups)
+        """The `wanted` (heads, full groups from `first` on), compact.
+
+        What is not in memory is read where `ask` has it done.
+        """
+        found = self.use_groups(ask, wanted, memory, first, Groups.compact)
         if isinstance(found, Future):
             return found
         done = Future[Groups]()
@@ -76,7 +80,7 @@ class SequenceReads:
     def use_groups(
         self, ask: Callable[..., Future], wanted: Bools, memory: PageCache, first: int, use: Callable[[Groups], _R]
     ) -> Groups | Future[_R]:
-        """The same, at once where all are in memory; else what `use` makes of them, called by the thread that reads."""
+        """The same at once where all are in memory; else what `use` makes of them, called by the thread that reads."""
         rows, number = np.nonzero(wanted)
         number += first
         heads = np.array(self.heads, np.int64)[rows]
