@@ -17,7 +17,7 @@ from nearflash.abi.errors import ShapeError, StreamError
 from nearflash.abi.topk import StreamFault
 from nearflash.weights.quantize import QuantizedMatrix
 
-__all__ = ["expand_groups", "pack_groups"]
+__all__ = ["expand_groups", "group_bytes", "pack_groups"]
 
 _THREAD_BYTES, _THREADED_BYTES = 1 << 20, 4 << 20
 """Dense bytes that a thread expands at once, and from which on threads are worth their start."""
@@ -46,10 +46,7 @@ def expand_groups(
     from nearflash.support.threads import CallingThread
 
     rows, columns = out.shape
-    scales, codes = rows * -(-columns // SCALE_COLUMNS) * 4, rows * -(-columns * bits // 8)
-    if len(data) != scales + codes:
-        rule = f"a matrix of {rows} x {columns} int{bits} codes must have {scales + codes} bytes"
-        raise StreamError(f"{rule}, not {len(data)}", StreamFault.LENGTH)
+    scales, codes = group_bytes(len(data), rows, columns, bits)
     assert out.flags.c_contiguous
     padded = np.empty(len(data) + SCALE_COLUMNS, np.uint8)  # the last codes are read 32 at once
     padded[: len(data)] = data
@@ -64,3 +61,12 @@ def expand_groups(
     jobs = [executor.submit(expand, first, min(first + bounds.step, rows)) for first in bounds]
     for job in jobs:
         job.result()
+
+
+def group_bytes(stored: int, rows: int, columns: int, bits: int) -> tuple[int, int]:
+    """Bytes of scales and of codes of a matrix. Raises StreamError where there are not `stored` bytes of both."""
+    scales, codes = rows * -(-columns // SCALE_COLUMNS) * 4, rows * -(-columns * bits // 8)
+    if stored != scales + codes:
+        rule = f"a matrix of {rows} x {columns} int{bits} codes must have {scales + codes} bytes"
+        raise StreamError(f"{rule}, not {stored}", StreamFault.LENGTH)
+    return scales, codes
