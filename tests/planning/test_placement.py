@@ -61,7 +61,7 @@ def test_a_cpus_memory_is_the_hosts():
     assert buffer.memory.data_ptr() == buffer.host.data_ptr()
     buffer.host.fill_(3)
     link.before_fill(buffer)
-    link.push(buffer)
+    link.push("weights", buffer.host, buffer.memory)
     link.before_use(buffer)
     link.after_use(buffer)
     link.finish()

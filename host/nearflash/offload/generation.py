@@ -100,7 +100,7 @@ class OffloadedModel:
         self._sources = self._name_sources()
         if policy.weight_bits == 4:
             find_weights(self.model).bits = 4
-        self.link = DeviceLink(place_rank(device, torch.cuda.device_count()))
+        self.link = DeviceLink(place_rank(device, torch.cuda.device_count()), self.ledger.count_bytes)
         sources = self.skeleton.layer_sources
         self.stage = open_stage(len(sources), self.ledger.count_bytes)
         for number, layer in enumerate(sources):
@@ -348,10 +348,10 @@ class OffloadedModel:
             owner, _, leaf = name.rpartition(".")
             module = self.model.get_submodule(owner)
             if leaf in module._buffers:
-                module._buffers[leaf] = value.to(self.link.device)
+                module._buffers[leaf] = self.link.place("weights", value)
             else:
-                moved = value.to(self.link.device)
-                module._parameters[leaf] = torch.nn.Parameter(moved, requires_grad=False)
+                placed = self.link.place("weights", value)
+                module._parameters[leaf] = torch.nn.Parameter(placed, requires_grad=False)
         self.model.tie_weights(recompute_mapping=False)
         for module in self.model.modules():
             for leaf, buffer in module._buffers.items():

@@ -23,7 +23,8 @@ def mover(ledger=None, overlap=True, buffers=3):
 def layer(window=None, home=False, ledger=None):
     if home:
         return TieredLayer(0, FORM, window, host_memory(FORM.size_bytes), None)
-    return TieredLayer(0, FORM, window, None, MemoryStorage(FORM, ledger or Ledger(), "host to gpu"))
+    memory = host_memory(MemoryStorage.rest_bytes(FORM))
+    return TieredLayer(0, FORM, window, None, MemoryStorage(FORM, memory, ledger or Ledger()))
 
 
 def states(new, generator):
@@ -94,13 +95,13 @@ def test_several_layers_share_few_buffers():
 
 def test_a_load_waits_for_the_store_before_it():
     ours, moves = layer(), mover()
-    slow = ours.storage.store
+    slow = ours.storage.store_over
 
     def store(*args):
         time.sleep(0.1)
         slow(*args)
 
-    ours.storage.store = store
+    ours.storage.store_over = store
     key, value = states(4, None)
     moves.ready(ours)
     ours.update(key, value)
@@ -118,7 +119,7 @@ def test_a_full_disk_is_reported_at_the_next_visit_at_last(overlap):
     def full(*args):
         raise StorageFullError("no room")
 
-    ours.storage.store = full
+    ours.storage.store_over = full
     with pytest.raises(StorageFullError):
         moves.ready(ours)
         ours.update(*states(4, None))
@@ -136,7 +137,7 @@ def test_a_store_that_fails_ends_the_loads_that_wait_for_a_buffer():
         assert may_fail.wait(10)
         raise StorageFullError("no room")
 
-    layers[0].storage.store = full
+    layers[0].storage.store_over = full
     for own in layers[:2]:
         moves.ready(own)
         own.update(*states(4, None))

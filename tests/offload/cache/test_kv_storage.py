@@ -25,8 +25,8 @@ def kv_storage(tmp_path):
 
     def make(kind, own, ledger):
         if kind == "memory":
-            return MemoryStorage(own, ledger, "host to gpu")
-        size = DiskStorage.file_bytes(own)
+            return MemoryStorage(own, host_memory(MemoryStorage.rest_bytes(own)), ledger)
+        size = DiskStorage.rest_bytes(own)
         files.append(DirectFile.create(tmp_path / f"file-{len(files)}", 3 * size))
         return DiskStorage(own, files[-1], size, ledger)
 
@@ -141,7 +141,7 @@ def test_a_visit_reads_and_writes_what_lies_together(kv_storage, monkeypatch):
 
 def test_units_of_a_file_keep_apart(tmp_path):
     own, ledger = form(), Ledger()
-    size = DiskStorage.file_bytes(own)
+    size = DiskStorage.rest_bytes(own)
     with DirectFile.create(tmp_path / "file", 3 * size) as file:
         rests = [DiskStorage(own, file, place * size, ledger) for place in range(3)]
         states = [torch.full((2, own.batch, own.heads, TOKENS, own.dim), float(n + 1)).to(own.dtype) for n in range(3)]
@@ -178,7 +178,7 @@ def test_sizes(dim, dtype, bits, token):
 def test_other_bytes_than_were_written_are_an_error(tmp_path, bits):
     """They had no checksum: attention was computed with whatever came back."""
     own = KvForm(2, 3, TOKENS, 1280, torch.bfloat16, bits)
-    size, generator = DiskStorage.file_bytes(own), torch.Generator().manual_seed(bits)
+    size, generator = DiskStorage.rest_bytes(own), torch.Generator().manual_seed(bits)
     with DirectFile.create(tmp_path / "file", 2 * size) as file:
         rests = [DiskStorage(own, file, place, Ledger(), f"layer {place // size}") for place in (0, size)]
         for first, last in ((0, 100), (100, TOKENS)):

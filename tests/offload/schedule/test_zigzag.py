@@ -10,6 +10,7 @@ from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.offload.schedule.zigzag import Interception, ScheduledBatch, ZigZag
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
+from nearflash.offload.tiers.link import DeviceLink
 
 
 class Recorder:
@@ -51,6 +52,11 @@ class Stack(torch.nn.Module):
         return self.head(states)
 
 
+def stay():
+    """Hidden states stay where they are."""
+    return Parked("gpu", DeviceLink(), Ledger())
+
+
 def batch(model, number, passes, count, out=None):
     def run():
         for step in range(passes):
@@ -59,7 +65,7 @@ def batch(model, number, passes, count, out=None):
                 out.append((number, step, value.tolist()))
 
     layers = {layer: (layer, number) for layer in range(count)}
-    return ScheduledBatch(run, f"batch {number}", layers, Parked("gpu", Ledger()), passes)
+    return ScheduledBatch(run, f"batch {number}", layers, stay(), passes)
 
 
 def run(batches, passes, layers=3, more=False, **options):
@@ -124,7 +130,7 @@ def test_an_error_ends_all_batches():
             unwound.append(1)
 
     with Interception([*model.layers, model.head]):
-        made = [ScheduledBatch(each, each.__name__, {}, Parked("gpu", Ledger()), 5) for each in (right, wrong)]
+        made = [ScheduledBatch(each, each.__name__, {}, stay(), 5) for each in (right, wrong)]
         with pytest.raises(RuntimeError, match="own code"):
             ZigZag(model.layers, recorder, recorder, Ledger(), PipelineStage(0, 1, 3)).run(made)
     assert unwound == [1] and all(each.fiber.ended for each in made)
@@ -164,6 +170,6 @@ def test_a_layer_that_returns_a_tuple():
     pair, out = Pair(), []
     recorder = Recorder()
     with Interception([pair]):
-        one = ScheduledBatch(lambda: out.append(pair(torch.zeros(1))), "one", {}, Parked("gpu", Ledger()), 1)
+        one = ScheduledBatch(lambda: out.append(pair(torch.zeros(1))), "one", {}, stay(), 1)
         ZigZag([pair], recorder, recorder, Ledger(), PipelineStage(0, 1, 1)).run([one])
     assert out[0][1] == "weights" and one.other_outputs == ("weights",)

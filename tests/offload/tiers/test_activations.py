@@ -6,7 +6,7 @@ import torch
 from nearflash.abi.errors import StateError
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
-from nearflash.offload.tiers.link import host_memory
+from nearflash.offload.tiers.link import DeviceLink, host_memory
 from nearflash.storage.io.direct import DirectFile
 
 
@@ -14,7 +14,7 @@ from nearflash.storage.io.direct import DirectFile
 def parked(tmp_path):
     ledger = Ledger()
     with DirectFile.create(tmp_path / "file", 64 << 10) as file:
-        yield Parked("disk", ledger, file, offset_bytes=8192, room_bytes=32 << 10), ledger
+        yield Parked("disk", DeviceLink(), ledger, file, offset_bytes=8192, room_bytes=32 << 10), ledger
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -35,7 +35,7 @@ def test_they_come_back(parked, dtype, shape):
 
 def test_other_bytes_than_were_written_are_an_error(tmp_path):
     with DirectFile.create(tmp_path / "file", 64 << 10) as file:
-        places = [Parked("disk", Ledger(), file, place, 32 << 10) for place in (0, 32 << 10)]
+        places = [Parked("disk", DeviceLink(), Ledger(), file, place, 32 << 10) for place in (0, 32 << 10)]
         for place in places:
             place.park(torch.randn(4, 16, 64))
         block = host_memory(4096).numpy()
@@ -71,7 +71,7 @@ def test_a_part_of_a_larger_tensor_stays(parked):
 @pytest.mark.parametrize("tier", ["gpu", "host"])
 def test_a_cpus_states_stay_in_the_hosts_memory(tier):
     ledger = Ledger()
-    place, states = Parked(tier, ledger), torch.randn(2, 3, 4)
+    place, states = Parked(tier, DeviceLink(), ledger), torch.randn(2, 3, 4)
     place.park(states)
     assert states.untyped_storage().nbytes() == states.numel() * 4
     place.restore()

@@ -14,7 +14,7 @@ from nearflash.offload.weights.storage_to_gpu import DirectReader, choose_reader
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.sources import Source, SourcePiece
 
-GPU = SimpleNamespace(is_cpu=False)
+GPU = SimpleNamespace(device=torch.device("cuda"))
 
 
 class HostFile:

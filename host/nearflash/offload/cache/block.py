@@ -14,7 +14,7 @@ from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLaye
 from nearflash.offload.cache.kv_storage import DiskStorage, KvForm, KvStorage, MemoryStorage
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
-from nearflash.offload.tiers.link import DeviceLink, host_memory
+from nearflash.offload.tiers.link import DeviceLink
 from nearflash.planning.placement import place_units
 from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy
 from nearflash.storage.io.backend import BLOCK_BYTES
@@ -68,7 +68,8 @@ class Block:
                 self._take(tier, max(plan.bytes[tier] for plan in plans), "the KV cache")
             passing = max(plan.work_bytes for plan in plans)
             buffers = (_BUFFERS if policy.overlap else 1) if passing else 0
-            self.mover = CacheMover(link, ledger, buffers, passing, policy.overlap)
+            staged = max(plan.staged_bytes for plan in plans)
+            self.mover = CacheMover(link, ledger, buffers, passing, policy.overlap, staged_bytes=staged)
             if disk := max(plan.bytes["disk"] for plan in plans):
                 self._take("disk", disk, "KV cache and activations")
                 self._file = _scratch_file(scratch, disk)
@@ -84,7 +85,9 @@ class Block:
         layers = {unit.layer: self._layer(unit) for unit in plan.units if unit.batch == number}
         tier, offset = plan.parked[number]
         cache = TieredCache(self._config, layers)
-        return cache, Parked(tier, self._ledger, self._file if tier == "disk" else None, offset, plan.states_bytes)
+        return cache, Parked(
+            tier, self._link, self._ledger, self._file if tier == "disk" else None, offset, plan.states_bytes
+        )  # fmt: skip
 
     def close(self) -> None:
         """Free everything; may be called twice."""
@@ -110,15 +113,16 @@ class Block:
         if not self._owns(unit.layer):
             return TieredLayer(unit.layer, form, window, None, None)
         if unit.in_place:
-            memory = host_memory(form.size_bytes) if unit.tier == "host" else self._link.buffer(form.size_bytes).memory
-            return TieredLayer(unit.layer, form, window, memory, None)
+            return TieredLayer(unit.layer, form, window, self._link.far_memory(form.size_bytes), None)
         storage: KvStorage
         if unit.tier == "disk":
             assert self._file is not None
             what = f"layer {unit.layer}, batch {unit.batch}"
             storage = DiskStorage(form, self._file, unit.offset, self._ledger, what)
         else:
-            storage = MemoryStorage(form, self._ledger, f"{unit.tier} to gpu")
+            is_far = unit.tier == "gpu"
+            memory = (self._link.far_memory if is_far else self._link.host_memory)(MemoryStorage.rest_bytes(form))
+            storage = MemoryStorage(form, memory, self._ledger, is_far=is_far)
         return TieredLayer(unit.layer, form, window, None, storage)
 
     def _plan(self, shape: BlockShape) -> "_Plan":
@@ -134,19 +138,19 @@ class Block:
         tiers = place_units(policy.cache, [form.size_bytes * self._owns(layer) for layer, _, form in forms])
         plan = _Plan([], {"gpu": 0, "host": 0, "disk": 0}, [])
         for (layer, number, form), tier in zip(forms, tiers, strict=True):
-            here = tier == "gpu" or (tier == "host" and policy.cpu_attention and self._link.is_cpu)
+            here = tier == "gpu" or (tier == "host" and policy.cpu_attention and self._link.one_memory)
             in_place = here and form.bits == 16
             plan.units.append(_Unit(layer, number, form, tier, in_place, plan.bytes["disk"]))
             if not self._owns(layer):
                 continue
             if tier == "disk":
-                plan.bytes["disk"] += DiskStorage.file_bytes(form)
+                plan.bytes["disk"] += DiskStorage.rest_bytes(form)
                 plan.bytes["host"] += DiskStorage.tail_bytes
-                plan.work_bytes = max(plan.work_bytes, DiskStorage.work_bytes(form))
-                continue
-            plan.bytes[tier] += form.size_bytes
+                plan.staged_bytes = max(plan.staged_bytes, DiskStorage.rest_bytes(form))
+            else:
+                plan.bytes[tier] += form.size_bytes if in_place else MemoryStorage.rest_bytes(form)
             if not in_place:
-                plan.work_bytes = max(plan.work_bytes, form.dense.size_bytes)
+                plan.work_bytes = max(plan.work_bytes, KvStorage.work_bytes(form))
         largest = max(batch.sequences for batch in shape.batches)
         hidden = largest * shape.prompt_tokens * self._text.hidden_size * self._dtype.itemsize
         plan.states_bytes = -(-hidden // BLOCK_BYTES) * BLOCK_BYTES
@@ -180,6 +184,8 @@ class _Plan:
     """Tier and offset in the file of each batch's hidden states."""
     work_bytes: int = 0
     """Of the largest unit that passes through a buffer."""
+    staged_bytes: int = 0
+    """Of the largest that comes from disk."""
     states_bytes: int = 0
 
 

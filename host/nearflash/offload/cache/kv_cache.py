@@ -38,14 +38,21 @@ def find_cached_layers(config: Any) -> dict[int, int | None]:
 class CacheMover:
     """Loads keys and values ahead of their visit, and stores what a visit added behind it, in threads.
 
-    buffers: of `buffer_bytes` each in the memory of what computes; a visit has one of them.
+    buffers: of `buffer_bytes` each in the memory of what computes; a visit has one of them. staged_bytes: of the
+    staging buffer of the host that each has beside it, where that is another memory.
     """
 
-    def __init__(self, link: DeviceLink, ledger: Ledger, buffers: int, buffer_bytes: int, overlap: bool = True) -> None:
+    def __init__(
+        self, link: DeviceLink, ledger: Ledger, buffers: int, buffer_bytes: int, overlap: bool = True, *,
+        staged_bytes: int = 0,
+    ) -> None:  # fmt: skip
         self.link, self.ledger, self.overlap = link, ledger, overlap
-        self._held = buffers * buffer_bytes
-        ledger.take("gpu", self._held, "buffers of the KV cache")
-        every = [link.buffer(buffer_bytes) for _ in range(buffers)]
+        self._held = [("gpu", buffers * buffer_bytes)]
+        if not link.one_memory:
+            self._held.append(("host", buffers * staged_bytes))
+        for tier, size_bytes in self._held:
+            ledger.take(tier, size_bytes, "buffers of the KV cache")
+        every = [link.buffer(buffer_bytes, staged_bytes) for _ in range(buffers)]
         self.staging = [buffer.host for buffer in every]
         """What storage reads to and writes from."""
         self._free = BufferPool("the KV cache", every)
@@ -85,8 +92,8 @@ class CacheMover:
         """End the threads and free the buffers; may be called twice."""
         self._loads.close()  # before the stores that a load may wait for
         self._stores.close()
-        self.ledger.give("gpu", self._held)
-        self._held = 0
+        while self._held:
+            self.ledger.give(*self._held.pop())
 
     def _load(self, layer: "TieredLayer") -> StagedBuffer:
         if layer.storing is not None:
@@ -95,8 +102,7 @@ class CacheMover:
             self.link.before_fill(buffer)
             if layer.stored and layer.storage is not None:
                 with self.ledger.span("load cache", layer=layer.number):
-                    layer.storage.load(buffer.host, layer.first_visible, layer.stored)
-            self.link.push(buffer)
+                    layer.storage.load_over(self.link, buffer, layer.first_visible, layer.stored)
         return buffer
 
     def _store(self, layer: "TieredLayer", buffer: StagedBuffer, first: int, last: int) -> None:
@@ -104,11 +110,8 @@ class CacheMover:
             storage = layer.storage
             assert storage is not None
             with self.ledger.span("store cache", layer=layer.number):
-                if not self.link.is_cpu:
-                    self.link.before_fill(buffer)
-                    there, here = storage.states(buffer.memory), storage.states(buffer.host)
-                    here[..., first:last, :].copy_(there[..., first:last, :])
-                storage.store(buffer.host, first, last)
+                self.link.before_fill(buffer)
+                storage.store_over(self.link, buffer, first, last)
         except BaseException as error:
             self._free.close(error)  # what was submitted after it is not stored, and frees no buffer
             raise

@@ -1,8 +1,7 @@
 """Keys and values at rest: those of one layer and one batch, between two visits.
 
-    in memory   rows, one for K and one for V of each sequence and KV head, (2·batch·heads, row_bytes) bytes;
-                a row: its tokens one after another, elements or codes of 4 bits; whole blocks of 4096 bytes
-    on disk     tokens one after another, each with all of its rows: what a visit reads, and what it adds, lie together
+Tokens lie one after another, each with all of its rows (K and V of each sequence and KV head), elements or codes of 4
+bits: what a visit reads, and what it adds, lie together. So they cross a link, and codes come out of it as elements.
 
 On disk the last, incomplete block stays in the host's memory (the tail) and is written once it is complete: no byte is
 written twice. A visit reads the blocks that its window needs. Checksums of what is on disk stay in the host's memory, 4
@@ -21,7 +20,7 @@ from torch import Tensor
 from nearflash.abi.errors import StateError
 from nearflash.offload.cache.groups import decode, encode, token_bytes
 from nearflash.offload.tiers.ledger import Ledger
-from nearflash.offload.tiers.link import host_memory
+from nearflash.offload.tiers.link import DeviceLink, StagedBuffer, host_memory
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.io.direct import DirectFile
@@ -78,54 +77,124 @@ class KvForm:
 
 
 class KvStorage(ABC):
-    """Keys and values between visits; `memory` below is a buffer of `work_bytes` that a visit has."""
+    """Keys and values between visits; `memory` below is a buffer of `work_bytes` that a visit has: what is stored, and
+    behind codes the elements that come out of them.
+    """
 
     def __init__(self, form: KvForm) -> None:
         self.form = form
 
+    @staticmethod
+    def rest_bytes(form: KvForm) -> int:
+        """Bytes of all tokens at rest, whole blocks."""
+        return -(-form.tokens * form.rows * form.token_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    @classmethod
+    def work_bytes(cls, form: KvForm) -> int:
+        """Bytes of a buffer: what is read, and of codes what comes out of them."""
+        return cls.rest_bytes(form) + (form.dense.size_bytes if form.bits != 16 else 0)
+
     def states(self, memory: Tensor) -> Tensor:
-        """Keys and values in a buffer, (2, batch, heads, tokens, dim)."""
-        return self.form.dense.states(memory)
+        """Keys and values in a buffer, (2, batch, heads, tokens, dim): what is stored, or what came out of codes."""
+        if self.form.bits != 16:
+            return self.form.dense.states(memory[self.rest_bytes(self.form) :])
+        return self._tokens(memory, 0, self.form.tokens).flatten(-2).view(self.form.dtype).view(
+            self.form.tokens, 2, self.form.batch, self.form.heads, self.form.dim
+        ).permute(1, 2, 3, 0, 4)  # fmt: skip
 
-    @abstractmethod
     def load(self, memory: Tensor, first: int, last: int) -> None:
-        """Fill tokens `first` to `last` of a buffer's states."""
+        """Fill tokens `first` to `last` of a buffer's states. Raises what `_fetch` does."""
+        self._fetch(memory, first, last)
+        self._unpack(memory, first, last)
 
-    @abstractmethod
     def store(self, memory: Tensor, first: int, last: int) -> None:
         """Keep tokens `first` to `last`, which follow those that are kept."""
+        self._pack(memory, first, last)
+        self._keep(memory, first, last)
+
+    def load_over(self, link: DeviceLink, buffer: StagedBuffer, first: int, last: int) -> None:
+        """Begin to fill the states of a buffer's far memory."""
+        self._fetch(buffer.host, first, last)
+        with link.filling(buffer):
+            link.push("cache", buffer.host, buffer.memory, [self._bounds(first, last)])
+            self._unpack(buffer.memory, first, last)
+
+    def store_over(self, link: DeviceLink, buffer: StagedBuffer, first: int, last: int) -> None:
+        """Keep tokens of the states of a buffer's far memory."""
+        with link.filling(buffer):
+            self._pack(buffer.memory, first, last)
+            link.pull("cache", buffer.memory, buffer.host, [self._bounds(first, last)])
+        self._keep(buffer.host, first, last)
+
+    @abstractmethod
+    def _fetch(self, memory: Tensor, first: int, last: int) -> None:
+        """Fill the stored bytes of tokens in a buffer."""
+
+    @abstractmethod
+    def _keep(self, memory: Tensor, first: int, last: int) -> None:
+        """Keep the stored bytes of tokens in a buffer."""
+
+    def _unpack(self, memory: Tensor, first: int, last: int) -> None:
+        if self.form.bits != 16:
+            decode(self._codes(memory, first, last), self.states(memory)[..., first:last, :])
+
+    def _pack(self, memory: Tensor, first: int, last: int) -> None:
+        if self.form.bits != 16:
+            self._codes(memory, first, last).copy_(encode(self.states(memory)[..., first:last, :]))
+
+    @property
+    def _token_bytes(self) -> int:
+        return self.form.rows * self.form.token_bytes
+
+    def _bounds(self, first: int, last: int) -> tuple[int, int]:
+        """The bytes of tokens, half open."""
+        return first * self._token_bytes, last * self._token_bytes
+
+    def _tokens(self, memory: Tensor, first: int, last: int) -> Tensor:
+        """Bytes of tokens, (tokens, rows, bytes)."""
+        return memory[slice(*self._bounds(first, last))].view(last - first, self.form.rows, self.form.token_bytes)
+
+    def _codes(self, memory: Tensor, first: int, last: int) -> Tensor:
+        """Codes of tokens, (2, batch, heads, tokens, bytes)."""
+        form = self.form
+        codes = self._tokens(memory, first, last).view(last - first, 2, form.batch, form.heads, form.token_bytes)
+        return codes.permute(1, 2, 3, 0, 4)
 
 
 class MemoryStorage(KvStorage):
-    """In memory, of the host or of what computes."""
+    """In memory (stored_bytes,) uint8, of the host or, with `is_far`, of what computes."""
 
-    def __init__(self, form: KvForm, ledger: Ledger, link: str) -> None:
+    def __init__(self, form: KvForm, memory: Tensor, ledger: Ledger, *, is_far: bool = False) -> None:
         super().__init__(form)
-        self.memory = host_memory(form.size_bytes)
-        self._rows = self.memory.view(2, form.batch, form.heads, form.row_bytes)
-        self._ledger, self._link = ledger, link
+        self._memory, self._ledger, self._is_far = memory, ledger, is_far
 
-    def load(self, memory: Tensor, first: int, last: int) -> None:
-        """See KvStorage.load."""
-        work, data = self.states(memory), self._tokens(first, last)
-        if self.form.bits == 16:
-            work[..., first:last, :].copy_(data.view(self.form.dtype))
-        else:
-            decode(data, work[..., first:last, :])
-        self._ledger.count_bytes(f"cache {self._link}", data.numel())
+    def load_over(self, link: DeviceLink, buffer: StagedBuffer, first: int, last: int) -> None:
+        """See KvStorage.load_over; no staging buffer is wanted."""
+        with link.filling(buffer):
+            if link.one_memory or self._is_far:
+                self._fetch(buffer.memory, first, last)
+            else:
+                link.push("cache", self._memory, buffer.memory, [self._bounds(first, last)])
+            self._unpack(buffer.memory, first, last)
 
-    def store(self, memory: Tensor, first: int, last: int) -> None:
-        """See KvStorage.store."""
-        states, data = self.states(memory)[..., first:last, :], self._tokens(first, last)
-        if self.form.bits == 16:
-            data.view(self.form.dtype).copy_(states)
-        else:
-            data.copy_(encode(states))
-        self._ledger.count_bytes(f"cache {' to '.join(reversed(self._link.split(' to ')))}", data.numel())
+    def store_over(self, link: DeviceLink, buffer: StagedBuffer, first: int, last: int) -> None:
+        """See KvStorage.store_over."""
+        with link.filling(buffer):
+            self._pack(buffer.memory, first, last)
+            if link.one_memory or self._is_far:
+                self._keep(buffer.memory, first, last)
+            else:
+                link.pull("cache", buffer.memory, self._memory, [self._bounds(first, last)])
 
-    def _tokens(self, first: int, last: int) -> Tensor:
-        size = self.form.token_bytes
-        return self._rows[..., first * size : last * size].unflatten(-1, (last - first, size))
+    def _fetch(self, memory: Tensor, first: int, last: int) -> None:
+        begin, end = self._bounds(first, last)
+        memory[begin:end].copy_(self._memory[begin:end])
+        self._ledger.count_bytes(f"cache {'gpu' if self._is_far else 'host'} to gpu", end - begin)
+
+    def _keep(self, memory: Tensor, first: int, last: int) -> None:
+        begin, end = self._bounds(first, last)
+        self._memory[begin:end].copy_(memory[begin:end])
+        self._ledger.count_bytes(f"cache gpu to {'gpu' if self._is_far else 'host'}", end - begin)
 
 
 class DiskStorage(KvStorage):
@@ -143,52 +212,25 @@ class DiskStorage(KvStorage):
         """CRC32C of each unit, as far as it was written."""
         self._written_bytes = 0
 
-    @staticmethod
-    def file_bytes(form: KvForm) -> int:
-        """Bytes of the file, whole blocks."""
-        return -(-form.tokens * form.rows * form.token_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
-    @classmethod
-    def work_bytes(cls, form: KvForm) -> int:
-        """Bytes of a buffer: what is read, and of codes what comes out of them before it."""
-        return cls.file_bytes(form) + (form.dense.size_bytes if form.bits != 16 else 0)
-
-    def states(self, memory: Tensor) -> Tensor:
-        """See KvStorage.states: where it is read to, or what came out of codes."""
-        if self.form.bits != 16:
-            return super().states(memory)
-        return self._tokens(memory, 0, self.form.tokens).flatten(-2).view(self.form.dtype).view(
-            self.form.tokens, 2, self.form.batch, self.form.heads, self.form.dim
-        ).permute(1, 2, 3, 0, 4)  # fmt: skip
-
-    def load(self, memory: Tensor, first: int, last: int) -> None:
-        """See KvStorage.load. Raises StateError where other bytes come back than were written."""
-        area, token = self._area(memory), self._token_bytes
+    def _fetch(self, memory: Tensor, first: int, last: int) -> None:
+        """See KvStorage. Raises StateError where other bytes come back than were written."""
+        token = self._token_bytes
         begin, end = _whole(first * token), _whole(last * token)
         assert end == self._written_bytes
         begin -= begin % _UNIT_BYTES  # tokens before the first are nobody's in this buffer
-        self._read(area.numpy(), begin, end)
-        self._check(area.numpy(), begin, end)
-        area[end : last * token] = self._tail[: last * token - end]
-        if self.form.bits != 16:
-            decode(self._codes(memory, first, last), self.states(memory)[..., first:last, :])
+        self._read(memory.numpy(), begin, end)
+        self._check(memory.numpy(), begin, end)
+        memory[end : last * token] = self._tail[: last * token - end]
 
-    def store(self, memory: Tensor, first: int, last: int) -> None:
-        """See KvStorage.store."""
-        area, token = self._area(memory), self._token_bytes
+    def _keep(self, memory: Tensor, first: int, last: int) -> None:
+        token = self._token_bytes
         begin, end = _whole(first * token), _whole(last * token)
-        if self.form.bits != 16:
-            area[begin : first * token] = self._tail[: first * token - begin]
-            self._codes(memory, first, last).copy_(encode(self.states(memory)[..., first:last, :]))
+        memory[begin : first * token] = self._tail[: first * token - begin]
         if end > begin:
-            self._file.write(self._offset + begin, area.numpy()[begin:end])
-            self._note(area.numpy(), begin, end)
+            self._file.write(self._offset + begin, memory.numpy()[begin:end])
+            self._note(memory.numpy(), begin, end)
             self._ledger.count_bytes("cache host to disk", end - begin)
-        self._tail[: last * token - end] = area[end : last * token]
-
-    @property
-    def _token_bytes(self) -> int:
-        return self.form.rows * self.form.token_bytes
+        self._tail[: last * token - end] = memory[end : last * token]
 
     def _note(self, area: NDArray[np.uint8], begin: int, end: int) -> None:
         """Keep the checksums of what follows that which was written before."""
@@ -217,21 +259,6 @@ class DiskStorage(KvStorage):
         if end > middle:
             self._file.read(self._offset + middle, area[middle:end])
         self._ledger.count_bytes("cache disk to host", end - begin)
-
-    def _area(self, memory: Tensor) -> Tensor:
-        """The part of a buffer that the file has; of codes, behind what comes out of them."""
-        return memory[self.form.dense.size_bytes if self.form.bits != 16 else 0 :]
-
-    def _tokens(self, memory: Tensor, first: int, last: int) -> Tensor:
-        """Bytes of tokens, (tokens, rows, bytes)."""
-        area, token = self._area(memory), self._token_bytes
-        return area[first * token : last * token].view(last - first, self.form.rows, self.form.token_bytes)
-
-    def _codes(self, memory: Tensor, first: int, last: int) -> Tensor:
-        """Codes of tokens, (2, batch, heads, tokens, bytes)."""
-        form = self.form
-        codes = self._tokens(memory, first, last).view(last - first, 2, form.batch, form.heads, form.token_bytes)
-        return codes.permute(1, 2, 3, 0, 4)
 
 
 def _units(begin: int, end: int) -> Iterator[tuple[int, int]]:

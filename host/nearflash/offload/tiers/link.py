@@ -1,6 +1,11 @@
-"""Memory of what computes, and the way to it: a GPU's copies on a stream of their own; a CPU's memory is the host's."""
+"""Memory of what computes, and the way to it, which counts what it moves: a GPU's copies go on a stream of their own.
 
-from typing import Any
+A CPU's memory is the host's, and nothing crosses; or, for tests of what would, a memory of its own beside the host's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -8,7 +13,10 @@ from torch import Tensor
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
 
-__all__ = ["DeviceLink", "StagedBuffer", "host_memory"]
+__all__ = ["DeviceLink", "Spans", "StagedBuffer", "host_memory"]
+
+Spans: TypeAlias = Sequence[tuple[int, int]]
+"""Parts of a memory, in bytes, half open."""
 
 
 def host_memory(size_bytes: int, pinned: bool = False) -> Tensor:
@@ -20,27 +28,63 @@ def host_memory(size_bytes: int, pinned: bool = False) -> Tensor:
 
 
 class DeviceLink:
-    """Copies between the host and a device of torch. Of a CPU there is nothing to copy."""
+    """Copies between the host's memory and that of a device of torch, the far one.
 
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = torch.device(device)
-        self.is_cpu = self.device.type == "cpu"
-        self._stream: Any = None if self.is_cpu else torch.cuda.Stream(self.device)
+    count: told of each copy its link, `weights host to gpu` for example, and its bytes. one_memory: the far memory is
+    the host's, so that there is nothing to copy; None: of a CPU it is. False there: a memory of its own, as a GPU's.
+    """
 
-    def buffer(self, size_bytes: int) -> "StagedBuffer":
-        """Memory of the device, with a staging buffer of the host where that is another."""
-        host = host_memory(size_bytes, pinned=not self.is_cpu)
-        return StagedBuffer(
-            host if self.is_cpu else torch.empty(size_bytes, dtype=torch.uint8, device=self.device), host
-        )
+    def __init__(
+        self, device: str = "cpu", count: Callable[[str, int], None] = lambda link, size_bytes: None, *,
+        one_memory: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.device, self._count = torch.device(device), count
+        is_cpu = self.device.type == "cpu"
+        self.one_memory = is_cpu if one_memory is None else one_memory
+        self._stream: Any = None if is_cpu else torch.cuda.Stream(self.device)
 
-    def push(self, buffer: "StagedBuffer") -> None:
-        """Begin to copy a buffer from the host's side to the device's."""
-        if self.is_cpu:
-            return
-        with torch.cuda.stream(self._stream):
-            buffer.memory.copy_(buffer.host, non_blocking=True)
-            buffer.pushed = self._stream.record_event()
+    def host_memory(self, size_bytes: int) -> Tensor:
+        """Memory of the host, (size_bytes,) uint8, which copies over the link are fastest with."""
+        return host_memory(size_bytes, pinned=self._stream is not None)
+
+    def far_memory(self, size_bytes: int) -> Tensor:
+        """Memory of the device, (size_bytes,) uint8."""
+        return host_memory(size_bytes) if self._stream is None else torch.empty(
+            size_bytes, dtype=torch.uint8, device=self.device
+        )  # fmt: skip
+
+    def buffer(self, size_bytes: int, staged_bytes: int | None = None) -> "StagedBuffer":
+        """Memory of the device, with a staging buffer of the host where that is another memory; None: as large."""
+        far = self.far_memory(size_bytes)
+        staged_bytes = size_bytes if staged_bytes is None else staged_bytes
+        return StagedBuffer(far, far if self.one_memory else self.host_memory(staged_bytes))
+
+    @contextmanager
+    def filling(self, buffer: "StagedBuffer") -> Iterator[None]:
+        """Have what is copied to a buffer's far memory, or computed there, inside of the block go on beside other work;
+        `before_use` waits for it.
+        """
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            yield
+            if self._stream is not None:
+                buffer.pushed = self._stream.record_event()
+
+    def push(self, what: str, host: Tensor, far: Tensor, spans: Spans | None = None) -> None:
+        """Begin to copy (n,) uint8 of the host to the far memory, in `filling`: all, or these spans alone."""
+        self._copy(f"{what} host to gpu", host, far, spans)
+
+    def pull(self, what: str, far: Tensor, host: Tensor, spans: Spans | None = None) -> None:
+        """Copy (n,) uint8 of the far memory to the host's, all or these spans; they are there when it returns."""
+        self._copy(f"{what} gpu to host", far, host, spans)
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def place(self, what: str, value: Tensor) -> Tensor:
+        """The host's tensor in the far memory."""
+        if self.one_memory:
+            return value
+        self._count(f"{what} host to gpu", value.nbytes)
+        return value.to(self.device, copy=True)
 
     def before_use(self, buffer: "StagedBuffer") -> None:
         """Let what is computed from here on see what was pushed."""
@@ -49,7 +93,7 @@ class DeviceLink:
 
     def after_use(self, buffer: "StagedBuffer") -> None:
         """Let what was computed up to here be done with the buffer before it is filled again."""
-        if not self.is_cpu:
+        if self._stream is not None:
             buffer.used = torch.cuda.current_stream(self.device).record_event()
 
     def before_fill(self, buffer: "StagedBuffer") -> None:
@@ -61,12 +105,21 @@ class DeviceLink:
 
     def finish(self) -> None:
         """Wait for all that was begun; times mean something then."""
-        if not self.is_cpu:
+        if self._stream is not None:
             torch.cuda.synchronize(self.device)
+
+    def _copy(self, link: str, source: Tensor, target: Tensor, spans: Spans | None) -> None:
+        """Copy and count. In one memory bytes may have another place, but they do not cross."""
+        if source.data_ptr() == target.data_ptr():
+            return
+        for first, last in spans if spans is not None else [(0, len(source))]:
+            target[first:last].copy_(source[first:last], non_blocking=True)
+            if not self.one_memory:
+                self._count(link, last - first)
 
 
 class StagedBuffer:
-    """The device's bytes and the host's, (n,) uint8 each; the same tensor on a CPU."""
+    """The device's bytes and the host's, (n,) uint8 each; the same tensor where there is one memory."""
 
     def __init__(self, memory: Tensor, host: Tensor) -> None:
         self.memory, self.host = memory, host

@@ -5,6 +5,9 @@
     disk   in the checkpoint, read anew at each visit, into one of two buffers that the layers take turns with
 
 With `bits` 4, matrices of the first two tiers are kept as codes of 4 bits and expanded at each visit.
+
+Where what computes has a memory of its own, buffers are pushed there: compressed tensors as they are stored, if they
+can be expanded there (nearflash.weights.crossing), which each visit does, into memory that all layers use in turn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +20,14 @@ from torch.nn import Parameter
 
 from nearflash.abi.errors import CommandError, WeightsError
 from nearflash.offload.tiers.ledger import WEIGHTS_WAIT, Ledger
-from nearflash.offload.tiers.link import DeviceLink, StagedBuffer, host_memory
+from nearflash.offload.tiers.link import DeviceLink, StagedBuffer
 from nearflash.offload.weights.groups import quantize_source
 from nearflash.offload.weights.layout import BufferLayout, LayoutReader
 from nearflash.offload.weights.staging import StagedReads
 from nearflash.offload.weights.storage_to_gpu import choose_reader
 from nearflash.support.buffers import BufferPool
 from nearflash.support.prefetch import Prefetcher
+from nearflash.weights.crossing import CheckedTensor
 from nearflash.weights.sources import Source
 
 __all__ = ["LayerWeights"]
@@ -39,9 +43,11 @@ class _Layer:
     tier: str
     layout: BufferLayout
     home: Tensor | None = None
-    """Where its buffer's bytes stay, if they do."""
+    """Where its buffer's stored bytes stay in the host's memory, if they do."""
     buffer: StagedBuffer | None = None
     """The one that stays."""
+    checked: list[CheckedTensor] = field(default_factory=list)
+    """What is expanded in the far memory, as it was found in the bytes that stay, or that were read last."""
     views: dict[str, Tensor] = field(default_factory=dict)
     empty: dict[str, Any] = field(default_factory=dict)
     """Its parameters without memory."""
@@ -74,7 +80,14 @@ class LayerWeights:
             largest = max((self._layers[number].layout.size_bytes for number in self._passing), default=0)
             self._room = min(_BUFFERS if overlap else 1, len(self._passing))
             self._take("gpu", self._room * largest, "buffers of weights")
-            self._free = BufferPool("weights", (link.buffer(largest) for _ in range(self._room)))
+            passing = [self._layers[number] for number in self._passing]
+            staged = largest if any(each.home is None or each.layout.expanded for each in passing) else 0
+            if not link.one_memory:
+                self._take("host", self._room * staged, "staging buffers of weights")
+            self._free = BufferPool("weights", (link.buffer(largest, staged) for _ in range(self._room)))
+            work = max((layer.layout.compressed.work_bytes for layer in self._layers), default=0)
+            self._take("gpu", work, "the weights of a layer that are expanded")
+            self._work = link.far_memory(work)
             # Where layers are expanded, the next one's bytes are read while one's last tensors still are.
             any_expanded = any(self._layers[number].layout.expanded for number in self._passing)
             self._loads = Prefetcher("nearflash-weights", self._load, limit=self._room, pool=self._free,
@@ -102,8 +115,10 @@ class LayerWeights:
         if self._overlap:
             self._begin_next(number, last)
         self._link.before_use(buffer)
-        self._bind(layer, layer.views or layer.layout.views(buffer.memory))
         try:
+            self._bind(layer, layer.views or layer.layout.views(buffer.memory))
+            if layer.checked:
+                self._bind(layer, layer.layout.compressed.expand(buffer.memory, self._work, layer.checked))
             yield
         finally:
             self._bind(layer, layer.empty)
@@ -128,31 +143,27 @@ class LayerWeights:
         """A layer on its tier; what stays in memory is loaded."""
         if bits == 4:
             sources = {name: quantize_source(source, read=tier != "disk") for name, source in sources.items()}
-        layout = BufferLayout(sources)
+        layout = BufferLayout(sources, far=not self._link.one_memory)
         empty = {name: _parameter(module, name) for name in sources}
         layer = _Layer(module, tier, layout, empty=empty)
-        compressed = any(piece.tensor.form != "dense" for each in sources.values() for piece in each.pieces)
         if tier == "disk":
             return layer
-        if compressed or (tier == "host" and not self._link.is_cpu):
+        compressed = any(piece.tensor.form != "dense" for each in sources.values() for piece in each.pieces)
+        if tier == "host" if not self._link.one_memory else compressed:
             self._take(tier, layout.stored_bytes, "weights as they are stored")
             layout.expanded = {name: source.keep() for name, source in layout.expanded.items()}
-            layer.home = self._fill_home(layout)
+            if layout.stored_end:
+                layer.home = self._link.host_memory(layout.stored_end)
+                layer.checked = self._read(layout, layer.home)
             return layer
         self._take(tier, layout.size_bytes, "weights")
         layer.buffer = self._link.buffer(layout.size_bytes)
         with self._reader.begin(layout) as reads:
             self._fill(layer, layer.buffer, reads)
         layer.views = layout.views(layer.buffer.memory)
+        self._link.before_fill(layer.buffer)
+        layer.buffer.host = layer.buffer.memory  # nothing is staged any more
         return layer
-
-    def _fill_home(self, layout: BufferLayout) -> Tensor | None:
-        """The runs of a layer in the host's memory."""
-        if not layout.runs:
-            return None
-        home = host_memory(layout.runs_bytes, pinned=not self._link.is_cpu)
-        self._read(layout, home)
-        return home
 
     def _take(self, tier: str, size_bytes: int, what: str) -> None:
         self._ledger.take(tier, size_bytes, what)
@@ -184,18 +195,29 @@ class LayerWeights:
             self._ledger.count_bytes("weights disk to gpu", self._direct.read_runs(layout, buffer.memory))
             return
         if layer.home is None:
-            self._read(layout, buffer.host)
-        else:
+            layer.checked = self._read(layout, buffer.host)
+        elif self._link.one_memory:
             buffer.host[: len(layer.home)].copy_(layer.home)
         stored = self._reader.expand(layout, buffer.host, reads)
         if layer.tier == "disk" or layer.buffer is not None:
             self._ledger.count_bytes("weights disk to host", stored)
-        if not self._link.is_cpu or layer.tier == "host":
-            self._ledger.count_bytes("weights host to gpu", layout.size_bytes if not self._link.is_cpu else stored)
-        self._link.push(buffer)
+        if not self._link.one_memory:
+            self._push(layer, buffer)
+        elif layer.tier == "host":
+            self._ledger.count_bytes("weights host to gpu", stored)
 
-    def _read(self, layout: BufferLayout, memory: Tensor) -> None:
+    def _push(self, layer: _Layer, buffer: StagedBuffer) -> None:
+        """Copy a layer to the far memory: what is kept in the host's from there, else what was read to the buffer."""
+        layout, home = layer.layout, buffer.host if layer.home is None else layer.home
+        read, expanded = layout.dense_spans
+        with self._link.filling(buffer):
+            self._link.push("weights", home, buffer.memory, [*read, *layout.compressed.spans(layer.checked)])
+            self._link.push("weights", buffer.host, buffer.memory, expanded)
+
+    def _read(self, layout: BufferLayout, memory: Tensor) -> list[CheckedTensor]:
+        """Read a layer's runs, and find what is expanded in the far memory."""
         self._ledger.count_bytes("weights disk to host", self._reader.read_runs(layout, memory))
+        return layout.compressed.check(memory)
 
     @staticmethod
     def _bind(layer: _Layer, values: Mapping[str, Any]) -> None:

@@ -3,7 +3,8 @@
 Tensors that are stored as the model computes with them keep their distances in the file, in runs that begin at a block
 of it: direct I/O then puts each where it is used, without a copy. So it does with the pieces of a fused parameter, of
 which only the bytes of the first and last block are copied. Tensors that have a checksum are checked there. The others
-are expanded or converted behind them.
+are expanded or converted behind them; where the buffer is copied to a far memory, what is expanded there is read in
+runs, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
+from nearflash.offload.tiers.link import Spans
+from nearflash.offload.weights.compressed import CompressedPiece, CompressedPieces, source_crosses_as_stored
 from nearflash.offload.weights.staging import STAGES, StagedPiece, StagedReader, StagedReads
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.reuse import reuse_buffer
@@ -77,9 +80,11 @@ class FileRun:
 
 
 class BufferLayout:
-    """The buffer of one layer. gap_bytes: between two tensors of a file that are read rather than skipped."""
+    """The buffer of one layer. gap_bytes: between two tensors of a file that are read rather than skipped. far: it is
+    copied to a far memory, where `compressed` is expanded.
+    """
 
-    def __init__(self, sources: Mapping[str, Source], gap_bytes: int = GAP_BYTES) -> None:
+    def __init__(self, sources: Mapping[str, Source], gap_bytes: int = GAP_BYTES, *, far: bool = False) -> None:
         self._gap_bytes = gap_bytes
         self.runs: list[FileRun] = []
         self.expanded: dict[str, Source] = {}
@@ -88,18 +93,33 @@ class BufferLayout:
         self._unchecked: list[tuple[int, WeightsTensor]] = []
         """Tensors that are read in runs and have a checksum, and where they lie, until they were found right."""
         direct = {name: source for name, source in sources.items() if _is_direct(source)}
-        self._place_runs(sorted(direct.items(), key=lambda item: _key(item[1])))
+        stored = {name: source for name, source in sources.items() if far and source_crosses_as_stored(source)}
+        pieces = [CompressedPiece(name, piece, 0) for name, source in stored.items() for piece in source.pieces]
+        in_files = [piece for piece in pieces if type(piece.piece.tensor) is WeightsTensor]
+        offsets = self._place_runs(
+            [*(source.pieces[0].tensor for source in direct.values()), *(each.piece.tensor for each in in_files)]
+        )
+        for (name, source), offset in zip(direct.items(), offsets, strict=False):
+            self._places[name] = (offset, source)
+        in_files = [replace(each, offset=at) for each, at in zip(in_files, offsets[len(direct) :], strict=True)]
         size = sum(run.room_bytes for run in self.runs)
         for name, source in sources.items():
-            if name not in direct and (starts := _starts_of_pieces(source)):
+            if name not in direct and name not in stored and (starts := _starts_of_pieces(source)):
                 offset = size + (source.pieces[0].tensor.offset - starts[0]) % BLOCK_BYTES
                 self._place_pieces(offset, starts, source)
                 self._places[name] = (offset, source)
                 size = -(-(offset + source.size_bytes) // BLOCK_BYTES) * BLOCK_BYTES
-        self.runs_bytes = size
-        """Of the buffer, from its start, in which runs lie."""
+        in_memory = []
+        for each in pieces:
+            if isinstance(each.piece.tensor, KeptTensor):
+                in_memory.append(replace(each, offset=size))
+                size += -(-each.piece.tensor.stored_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.compressed = CompressedPieces(stored, in_files + in_memory, size)
+        """What is expanded in the far memory."""
+        size = self.stored_end = self.compressed.end
+        """Of the buffer's bytes that are as they are stored, their tables included; the host expands what is behind."""
         for name, source in sources.items():
-            if name not in self._places:
+            if name not in self._places and name not in stored:
                 self.expanded[name] = source
                 self._places[name] = (size, source)
                 size += -(-source.size_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -108,7 +128,16 @@ class BufferLayout:
     @property
     def stored_bytes(self) -> int:
         """Bytes of memory in which the layer is kept as it is stored."""
-        return self.runs_bytes + sum(source.stored_bytes for source in self.expanded.values())
+        return self.stored_end + sum(source.stored_bytes for source in self.expanded.values())
+
+    @property
+    def dense_spans(self) -> tuple[Spans, Spans]:
+        """Bytes of the buffer that parameters have which are dense in it: of those that are read so, and of those that
+        the host expands.
+        """
+        bounds = sorted((offset, offset + source.size_bytes) for offset, source in self._places.values())
+        read = [span for span in bounds if span[0] < self.stored_end]
+        return _join_near(read), _join_near(bounds[len(read) :])
 
     @property
     def is_checked(self) -> bool:
@@ -130,11 +159,13 @@ class BufferLayout:
             for name, (offset, source) in self._places.items()
         }
 
-    def _place_runs(self, ordered: list[tuple[str, Source]]) -> None:
+    def _place_runs(self, tensors: Sequence[WeightsTensor]) -> list[int]:
+        """Offsets in the buffer of tensors of files, which are read in runs."""
         offset = 0
         run: FileRun | None = None
-        for name, source in ordered:
-            tensor = source.pieces[0].tensor
+        offsets = [0] * len(tensors)
+        for number in sorted(range(len(tensors)), key=lambda number: _key(tensors[number])):
+            tensor = tensors[number]
             end = tensor.offset + tensor.stored_bytes
             if (
                 run is None
@@ -148,10 +179,11 @@ class BufferLayout:
                 run = FileRun(tensor.file, start, end - start, offset, tensor.name)
             else:
                 run = FileRun(run.file, run.offset, max(end - run.offset, run.size_bytes), offset, run.what)
-            self._places[name] = (offset + tensor.offset - run.offset, source)
-            self._read_to(offset + tensor.offset - run.offset, tensor)
+            offsets[number] = offset + tensor.offset - run.offset
+            self._read_to(offsets[number], tensor)
         if run is not None:
             self.runs.append(run)
+        return offsets
 
     def _place_pieces(self, offset: int, starts: Sequence[int], source: Source) -> None:
         for start, piece in zip(starts, source.pieces, strict=True):
@@ -162,13 +194,22 @@ class BufferLayout:
             self._read_to(offset + start, tensor)
 
     def _read_to(self, offset: int, tensor: WeightsTensor) -> None:
-        if tensor.checksum is not None:
+        if tensor.checksum is not None or tensor.stream_checksum is not None:
             self._unchecked.append((offset, tensor))
 
 
-def _key(source: Source) -> tuple[str, int]:
-    tensor = source.pieces[0].tensor
+def _key(tensor: WeightsTensor) -> tuple[str, int]:
     return str(tensor.path), tensor.offset
+
+
+def _join_near(bounds: Spans) -> Spans:
+    """Ascending parts, those with little between them as one: a copy more costs as much."""
+    joined: list[tuple[int, int]] = []
+    for first, last in bounds:
+        if joined and first - joined[-1][1] < BLOCK_BYTES:
+            first = joined.pop()[0]
+        joined.append((first, last))
+    return joined
 
 
 def _is_direct(source: Source) -> bool:

@@ -34,7 +34,7 @@ class DirectReader:
     def takes(self, layout: BufferLayout) -> bool:
         """Whether a layer is read from whole files, in whole blocks and as it is stored, and needs no check."""
         whole = all(type(run.file) is UnchangedFile and not run.exact for run in layout.runs)
-        return whole and layout.is_checked and not layout.expanded
+        return whole and layout.is_checked and not layout.expanded and not layout.compressed.work_bytes
 
     def read_runs(self, layout: BufferLayout, memory: Tensor) -> int:
         """Read a layer into a buffer (size_bytes,) uint8; its bytes. Raises WeightsError as LayoutReader does."""
@@ -83,7 +83,7 @@ def choose_reader(
 
     direct: past the page cache, which this is. load: imports a module.
     """
-    if link.is_cpu:
+    if link.device.type == "cpu":
         return None, ""
     if not direct:
         return None, "weights: through pinned memory, as reads are buffered"

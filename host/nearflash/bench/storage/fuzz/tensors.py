@@ -274,10 +274,10 @@ def spill(folder: Path) -> FuzzedFormat:
     from nearflash.offload.cache.kv_storage import DiskStorage, KvForm
     from nearflash.offload.tiers.activations import Parked
     from nearflash.offload.tiers.ledger import Ledger
-    from nearflash.offload.tiers.link import host_memory
+    from nearflash.offload.tiers.link import DeviceLink, host_memory
 
     form = KvForm(2, 2, 300, 64, torch.bfloat16)
-    size, states_bytes = DiskStorage.file_bytes(form), 4 * BLOCK_BYTES
+    size, states_bytes = DiskStorage.rest_bytes(form), 4 * BLOCK_BYTES
     file = DirectFile.create(folder / "scratch", 2 * size + states_bytes, direct=False)
     storages = [DiskStorage(form, file, offset, Ledger(), f"layer {offset // size}") for offset in (0, size)]
     memory, content = host_memory(DiskStorage.work_bytes(form)), host_memory(2 * size + states_bytes).numpy()
@@ -287,7 +287,7 @@ def spill(folder: Path) -> FuzzedFormat:
         storage.store(memory, 0, form.tokens)
 
     def park() -> tuple[Parked, torch.Tensor]:
-        waiting, states = Parked("disk", Ledger(), file, 2 * size, states_bytes), hidden.clone()
+        waiting, states = Parked("disk", DeviceLink(), Ledger(), file, 2 * size, states_bytes), hidden.clone()
         waiting.park(states)
         return waiting, states
 

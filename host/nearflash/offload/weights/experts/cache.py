@@ -212,7 +212,9 @@ class ExpertCache:
         with span, self._reader.begin(layout) as reads:
             moved = self._reader.read_runs(layout, buffer.host) + self._reader.expand(layout, buffer.host, reads)
         self._ledger.count_bytes("experts disk to host", moved)
-        self._link.push(buffer)
+        with self._link.filling(buffer):
+            for spans in layout.dense_spans:
+                self._link.push("experts", buffer.host, buffer.memory, spans)
         return layout.views(buffer.memory)
 
     def _layout(self, key: ExpertKey) -> BufferLayout:

@@ -1,0 +1,55 @@
+"""A link between two memories copies what it is asked to, and counts that; one memory has nothing to count."""
+
+import pytest
+import torch
+
+from nearflash.offload.tiers.ledger import Ledger
+from nearflash.offload.tiers.link import DeviceLink
+
+
+@pytest.fixture
+def apart():
+    """A link to a memory of a processor's own, and what it counts."""
+    ledger = Ledger()
+    return DeviceLink("cpu", ledger.count_bytes, one_memory=False), ledger.links
+
+
+def test_spans_alone_are_copied_and_counted(apart):
+    link, links = apart
+    buffer = link.buffer(100)
+    assert buffer.memory.data_ptr() != buffer.host.data_ptr()
+    buffer.host.fill_(1)
+    buffer.memory.fill_(2)
+    with link.filling(buffer):
+        link.push("weights", buffer.host, buffer.memory, [(3, 10), (90, 100)])
+    assert buffer.memory.nonzero().numel() == 100 and (buffer.memory == 1).nonzero().flatten().tolist() == [
+        *range(3, 10), *range(90, 100)
+    ]  # fmt: skip
+    buffer.memory.fill_(7)
+    link.pull("cache", buffer.memory, buffer.host, [(50, 51)])
+    link.push("weights", buffer.host[:20], buffer.memory[:20])
+    assert (buffer.host == 7).nonzero().flatten().tolist() == [50]
+    assert links == {"weights host to gpu": 17 + 20, "cache gpu to host": 1}
+
+
+def test_a_value_that_is_placed_is_a_copy(apart):
+    link, links = apart
+    value = torch.arange(5.0)
+    placed = link.place("weights", value)
+    value.zero_()
+    assert placed.tolist() == [0, 1, 2, 3, 4] and links == {"weights host to gpu": 20}
+    assert DeviceLink().place("weights", value) is value
+
+
+def test_a_staging_buffer_is_as_large_as_wanted(apart):
+    buffer = apart[0].buffer(100, 30)
+    assert (len(buffer.memory), len(buffer.host)) == (100, 30)
+
+
+def test_in_one_memory_bytes_move_but_do_not_cross():
+    ledger = Ledger()
+    link = DeviceLink("cpu", ledger.count_bytes)
+    buffer, elsewhere = link.buffer(10), torch.full((10,), 5, dtype=torch.uint8)
+    with link.filling(buffer):
+        link.push("cache", elsewhere, buffer.memory)
+    assert (buffer.memory == 5).all() and not ledger.links
