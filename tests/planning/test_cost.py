@@ -3,10 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+pytest.importorskip("scipy")
+
 from nearflash.abi.errors import PlanError
 from nearflash.planning.cost import FORMS, chains, expert_seconds, place_policy, predict
+from nearflash.planning.memory import peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.planning.profile import DeviceTier
+from nearflash.planning.profile import DeviceTier, load_machine
+from nearflash.planning.search import Space, search
 from nearflash.planning.terms import PolicyOptions, Workload, shares_vector, terms
 
 GPU, HOST, DISK, DEVICE = Shares(gpu=1), Shares(host=1), Shares(disk=1), Shares(device=1)
@@ -33,7 +37,7 @@ def test_bytes_over_each_link_are_the_shares_of_what_there_is(opt_6_7b, t4):
     kv = 2 * 2 * 4096 * 32  # K and V, fp16, all layers
     written = 16 * kv * (100 + 10)
     assert found.bytes_per_token["cache gpu to host"] == pytest.approx(written / tokens)
-    read = 16 * kv * (100 + 11 / 2) * 10
+    read = 16 * kv * (100 + 11 / 2 - 1) * 10  # the newest token's are there
     assert found.bytes_per_token["cache host to gpu"] == pytest.approx(read / tokens)
 
 
@@ -43,6 +47,15 @@ def test_attention_where_the_cache_lies_moves_queries_alone(opt_6_7b, t4):
     assert there.bytes_per_token["cache host to gpu"] == pytest.approx(queries)
     assert here.bytes_per_token["cache host to gpu"] > 100 * queries
     assert there.decode["host"] > 0 == here.decode["host"]
+
+
+def test_attention_on_the_host_is_not_counted_where_the_runtime_has_none(opt_6_7b, t4):
+    ours = replace(t4, schedule=replace(t4.schedule, attends_on_host=False))
+    here, there = (policy(cpu_attention=where) for where in (False, True))
+    assert predict(opt_6_7b, ours, WORK, there) == predict(opt_6_7b, ours, WORK, here)
+    assert peaks(opt_6_7b, ours, WORK, there) == peaks(opt_6_7b, ours, WORK, here)
+    assert not search(opt_6_7b, ours, WORK, Space((4,), (2,))).policy.cpu_attention
+    assert not load_machine("gpu24").schedule.attends_on_host
 
 
 def test_decode_is_no_faster_than_gpu_memory_gives_weights(opt_6_7b, t4):
@@ -82,7 +95,7 @@ def test_attention_that_chooses_reads_less_and_stores_all(opt_6_7b, t4):
 def test_grouped_queries_move_less(llama_70b, t4):
     assert llama_70b.kv_bytes_per_token == 80 * 2 * 2 * 8 * 128
     found = predict(llama_70b, t4, WORK, policy(DISK, DISK, HOST, 1, 1))
-    read = llama_70b.kv_bytes_per_token * (512 + 16) * 31
+    read = llama_70b.kv_bytes_per_token * (512 + 16 - 1) * 31
     assert found.bytes_per_token["cache disk to host"] == pytest.approx(read / 32)
 
 

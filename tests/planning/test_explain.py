@@ -110,8 +110,8 @@ def test_a_plan_for_weights_stored_otherwise_is_rejected(plan):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("format",), "x", "must have format 'nearflash plan', version 4, not 'x'"),
-        (("version",), 1, "must have version 4, not 1; make it again"),
+        (("format",), "x", "must have format 'nearflash plan', version 5, not 'x'"),
+        (("version",), 1, "must have version 5, not 1; make it again"),
         (("shape_digest",), 3, "shape_digest must be text"),
         (("more",), 1, "plan must have only format, .*, not more"),
         (("workload", "prompt_tokens"), 0, "workload.prompt_tokens must be a whole number"),

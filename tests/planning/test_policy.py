@@ -34,6 +34,7 @@ def test_a_block_is_all_batches():
         ({"weights": Shares(device=1)}, "only the KV cache"),
         ({"stored_fraction": 0.0}, "above 0 and 1 at most, not 0.0"),
         ({"stored_fraction": 1.5}, "above 0 and 1 at most, not 1.5"),
+        ({"crossing_fraction": 1.5}, "crossing_fraction must be between 0 and 1, not 1.5"),
         ({"read_fraction": 0.0}, "read_fraction must be above 0 and 1 at most, not 0.0"),
     ],
 )

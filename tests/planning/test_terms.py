@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nearflash.planning.cost import predict
-from nearflash.planning.memory import ALIGNMENT_BYTES, peaks
+from nearflash.planning.memory import ALIGNMENT_BYTES, peak_vectors, peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Compute, DeviceTier, Disk, Links, Machine, MemorySizes, RuntimeCosts
 from nearflash.planning.shapes import from_config
@@ -83,6 +83,8 @@ def test_prefill_moves(shape, machine, link, share, expected):
 
 READ = KV_TOKEN * BLOCK * (PROMPT + NEW / 2)
 NEW_KV = KV_TOKEN * BLOCK
+LOADED = READ - NEW_KV
+"""The newest token's are where they were computed."""
 ATTENDED = READ / 1e14
 """Seconds of attention on the GPU, over K and V that all query heads of a group share."""
 
@@ -93,12 +95,12 @@ ATTENDED = READ / 1e14
         ("weights host to gpu", "weights.host", False, WEIGHTS),
         ("weights disk to host", "weights.disk", False, WEIGHTS),
         ("activations host to gpu", "activations.host", False, STATES * BLOCK),
-        ("cache host to gpu", "cache.host", False, READ),
-        ("cache host to gpu", "cache.disk", False, READ),
+        ("cache host to gpu", "cache.host", False, LOADED),
+        ("cache host to gpu", "cache.disk", False, LOADED),
         ("cache host to gpu", "cache.host", True, QUERIES * BLOCK),
         ("cache host to gpu", "cache.device", False, QUERIES * BLOCK),
-        ("cache disk to host", "cache.disk", False, READ),
-        ("cache disk to host", "cache.disk", True, READ),
+        ("cache disk to host", "cache.disk", False, LOADED),
+        ("cache disk to host", "cache.disk", True, LOADED),
         ("cache disk to host", "cache.host", False, 0),
         ("cache gpu to host", "cache.host", False, NEW_KV),
         ("cache gpu to host", "cache.host", True, NEW_KV + QUERIES * BLOCK),
@@ -149,8 +151,8 @@ def test_prefill_takes(shape, machine, term, share, expected):
         ("host", "cache.host", True, READ / 1e15),
         ("host", "cache.disk", True, READ / 1e16),
         ("host", "cache.host", False, 0),
-        ("cache to gpu", "cache.host", False, READ / 1e3),
-        ("cache from disk", "cache.disk", False, READ / 1e7),
+        ("cache to gpu", "cache.host", False, LOADED / 1e3),
+        ("cache from disk", "cache.disk", False, LOADED / 1e7),
         ("cache to disk", "cache.disk", False, NEW_KV / 1e10),
         ("activations to disk", "activations.disk", False, STATES * BLOCK / 1e10),
         ("activations from disk", "activations.disk", False, STATES * BLOCK / 1e6),
@@ -190,7 +192,7 @@ def test_tokens_are_chosen_of_all_logits(shape, machine):
 def test_four_bits_of_cache_are_four_and_a_half(shape, machine):
     packed = terms(shape, machine, WORK, replace(OPTIONS, cache_bits=4))
     at = VARIABLES.index("cache.host")
-    assert packed.decode_bytes["cache host to gpu"][at] == pytest.approx(READ * 4.5 / 16)
+    assert packed.decode_bytes["cache host to gpu"][at] == pytest.approx(LOADED * 4.5 / 16)
     # Dequantised before attention, at 1e5 bytes a second where no rate of caches was measured.
     assert packed.decode["gpu"][at] == pytest.approx(ATTENDED)
     assert packed.decode["cache unpacked"][at] == pytest.approx(READ / 1e5)
@@ -208,6 +210,26 @@ def test_four_bits_of_weights_are_unpacked_once_for_all_batches(shape, machine):
     assert packed.decode_bytes["weights host to gpu"][at] == pytest.approx(stored)
     assert packed.decode["gpu"][-1] == pytest.approx((MATMUL + HEAD) / 1e12)
     assert packed.decode["weights unpacked"][-1] == pytest.approx(WEIGHTS / 1e5)
+
+
+@pytest.mark.parametrize(("one_memory", "crossing"), [(False, 0.75), (True, 0.5)])
+def test_what_crosses_to_a_gpu_may_be_more_than_what_is_stored(shape, machine, one_memory, crossing):
+    """Where the host expands first. It is also what the GPU has of its own share."""
+    machine = replace(machine, links=replace(machine.links, one_memory=one_memory))
+    machine = replace(machine, compute=replace(machine.compute, expand_bytes_per_s=1.0))
+    options = replace(OPTIONS, stored_fraction=0.5, crossing_fraction=0.75)
+    found = terms(shape, machine, WORK, options)
+    vectors = 2 * 2 * HIDDEN
+    for link, fraction in (("weights disk to host", 0.5), ("weights host to gpu", crossing)):
+        for moved in (found.prefill_bytes[link], found.decode_bytes[link]):
+            expected = LAYERS * (2 * MATRICES * fraction + vectors)
+            assert moved[VARIABLES.index("weights.disk")] == pytest.approx(expected)
+    held = [
+        peak_vectors(shape, machine, WORK, replace(options, crossing_fraction=fraction))["gpu"][1]
+        for fraction in (0.5, 0.75)
+    ]
+    more = (held[1] - held[0])[VARIABLES.index("weights.gpu")]
+    assert more == pytest.approx(0 if one_memory else LAYERS * 2 * MATRICES * 0.25)
 
 
 def test_packed_weights_are_multiplied_dense(shape, machine):
@@ -258,7 +280,7 @@ def test_a_prediction_is_these_terms_by_the_shares(shape, machine):
     policy = OffloadPolicy(SIZE, COUNT, Shares(0.5, 0.5), Shares(0.25, 0.75), Shares(gpu=1), overlap=False)
     found = predict(shape, machine, WORK, policy)
     assert found.decode["weights to gpu"] == pytest.approx((NEW - 1) * 0.5 * WEIGHTS / 1e3)
-    assert found.decode["cache to gpu"] == pytest.approx((NEW - 1) * 0.75 * READ / 1e3)
+    assert found.decode["cache to gpu"] == pytest.approx((NEW - 1) * 0.75 * LOADED / 1e3)
     assert found.decode_s == pytest.approx(sum(found.decode.values()))
     assert found.generated_tokens == BLOCK * NEW and found.decoded_tokens == BLOCK * (NEW - 1)
     assert found.tokens_per_second == pytest.approx(BLOCK * NEW / found.seconds)

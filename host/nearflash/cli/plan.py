@@ -169,7 +169,7 @@ def _search(sought: Any) -> Any:
 
 def _sought(arguments: argparse.Namespace) -> Any:
     """Shape, machine, workload, space and ranks of what is searched."""
-    from nearflash.offload.machine.plan import machine_here, model_shape
+    from nearflash.offload.machine.plan import crossing_fraction, machine_here, model_shape
     from nearflash.planning.profile import load_machine
     from nearflash.planning.search import Space, Workload
 
@@ -184,5 +184,6 @@ def _sought(arguments: argparse.Namespace) -> Any:
     budgets = {"gpu_bytes": arguments.gpu_memory, "host_bytes": arguments.host_memory, "disk_bytes": arguments.disk}
     machine = machine.with_memory(**{tier: budget for tier, budget in budgets.items() if budget is not None})
     space = Space(weight_bits=arguments.bits, cache_bits=arguments.cache_bits, max_seconds=arguments.max_seconds,
-                  max_sequences=arguments.prompts, stored_fraction=stored_fraction)  # fmt: skip
+                  max_sequences=arguments.prompts, stored_fraction=stored_fraction,
+                  crossing_fraction=crossing_fraction(arguments.model))  # fmt: skip
     return shape, machine, Workload(arguments.prompt_len, arguments.gen_len), space, arguments.ranks

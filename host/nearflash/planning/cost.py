@@ -146,7 +146,7 @@ def predict(
     if machine.device is None and policy.cache.device:
         raise PlanError("shares on a device must be 0: the machine's profile has no table [device]")
     placed = place_policy(shape, machine, policy)
-    options, shares = PolicyOptions.of(policy), shares_vector(placed)
+    options, shares = PolicyOptions.of(placed), shares_vector(placed)
     phases = terms(shape, machine, workload, options)
     steps = workload.new_tokens - 1
     prefill = {name: float(vector @ shares) for name, vector in phases.prefill.items()}
@@ -215,11 +215,13 @@ def _without_overlap(prefill: dict[str, float]) -> float:
 
 
 def place_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) -> OffloadPolicy:
-    """The policy as the machine's runtime places it: where it places tensors, shares of weights become theirs.
+    """The policy as the machine's runtime follows it: attention on the host is computed on the GPU where there is none;
+    where it places tensors, shares of weights become theirs.
 
     FlexGen puts a tensor where its middle falls when a layer's (attention's, and the FFN's) lie in a row: disk first,
     then host, then GPU.
     """
+    policy = replace(policy, cpu_attention=policy.cpu_attention and machine.schedule.attends_on_host)
     if not machine.schedule.places_tensors:
         return policy
     totals = {"gpu": 0.0, "host": 0.0, "disk": 0.0}

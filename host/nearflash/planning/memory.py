@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearflash.planning.cost import place_policy
-from nearflash.planning.policy import OffloadPolicy, prefill_tokens
+from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy, prefill_tokens
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape, bytes_of
 from nearflash.planning.terms import PolicyOptions, Vector, Workload, on, shares_vector
@@ -55,8 +55,8 @@ def limits(machine: Machine) -> dict[str, float]:
 
 def peaks(shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy) -> dict[str, Peak]:
     """The peaks of a policy by tier."""
-    shares = shares_vector(place_policy(shape, machine, policy))
-    vectors = peak_vectors(shape, machine, workload, PolicyOptions.of(policy))
+    placed = place_policy(shape, machine, policy)
+    shares, vectors = shares_vector(placed), peak_vectors(shape, machine, workload, PolicyOptions.of(placed))
     every = limits(machine)
     by_tier = {}
     for tier in TIERS:
@@ -77,12 +77,14 @@ def peak_vectors(
 
 def _home(shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions) -> dict[str, Vector]:
     """Bytes that stay where their share is; the KV cache at its full length, which is allocated at once."""
+    aligned = ALIGNMENT_BYTES * len(shape.layers)
     weights, _ = shape.weight_bytes(options.weight_bits, options.stored_fraction)
-    weights += ALIGNMENT_BYTES * len(shape.layers)
+    far, _ = shape.weight_bytes(options.weight_bits, options.far_fraction(machine))
+    weights, far = weights + aligned, far + aligned
     outside = shape.element_bytes * shape.outside
     fixed = on(0)
     if machine.schedule.offloads_embeddings:
-        weights += outside
+        weights, far = weights + outside, far + outside
     else:
         fixed = on(outside)
     tokens = workload.prompt_tokens + workload.new_tokens
@@ -91,7 +93,9 @@ def _home(shape: ModelShape, machine: Machine, workload: Workload, options: Poli
     # Activations between two layers: of one layer at a time.
     states = shape.element_bytes * shape.hidden * options.held_size * workload.prompt_tokens
     home = {
-        tier: on(weights, f"weights.{tier}") + on(cache, f"cache.{tier}") + on(states, f"activations.{tier}")
+        tier: on(far if tier == "gpu" else weights, f"weights.{tier}")
+        + on(cache, f"cache.{tier}")
+        + on(states, f"activations.{tier}")
         for tier in ("gpu", "host", "disk")
     }
     home["gpu"] = home["gpu"] + fixed
@@ -103,29 +107,40 @@ def _working(
 ) -> dict[str, Vector]:
     """Bytes that pass through while a batch computes `tokens` tokens of each sequence."""
     batch = options.batch_size
-    biggest = shape.largest_layer
-    _, stored = shape.weight_bytes(options.weight_bits, options.stored_fraction)
-    stored += ALIGNMENT_BYTES
+    stored, passing = (
+        shape.weight_bytes(options.weight_bits, fraction)[1] + ALIGNMENT_BYTES
+        for fraction in (options.stored_fraction, options.far_fraction(machine))
+    )
     if machine.schedule.offloads_embeddings:
-        stored = max(stored, shape.element_bytes * shape.head)
-    packed = options.weight_bits != 16 or options.stored_fraction < 1
-    # One layer as it computes, where the stored form is another.
-    unpacked = shape.element_bytes * biggest.parameters if packed else 0
+        stored, passing = (max(size, shape.element_bytes * shape.head) for size in (stored, passing))
+    packed = options.weight_bits != 16 or options.far_fraction(machine) < 1
+    # One layer as it computes, where the stored form is another; in one memory each buffer is of such.
+    unpacked = shape.element_bytes * shape.largest_layer.parameters + ALIGNMENT_BYTES if packed else 0
+    if packed and machine.links.one_memory:
+        unpacked, passing = _BUFFERS * unpacked, 0
     cache = shape.kv_layer_bytes * batch * (workload.prompt_tokens + workload.new_tokens)
     states = shape.element_bytes * shape.hidden * batch * tokens
-    gpu = on(_BUFFERS * stored, "weights.host", "weights.disk") + on(unpacked)
+    gpu = on(_BUFFERS * passing, "weights.host", "weights.disk") + on(unpacked)
     gpu = gpu + on(_BUFFERS * states, "activations.host", "activations.disk")
     gpu = gpu + on(_computing_bytes(shape, machine, workload, options, tokens))
     # Prefill makes a batch's KV here; decode reads back what is attended to here.
     afar = ("cache.host", "cache.disk")
+    packed_cache = cache * bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
+    staged = not machine.links.one_memory and not machine.schedule.attends_on_host  # nearflash.offload on a GPU
     if tokens > 1:
-        gpu = gpu + on(_BUFFERS * shape.kv_layer_bytes * batch * tokens, *afar, "cache.device")
-    elif not options.cpu_attention:
+        gpu = gpu + on(_BUFFERS * shape.kv_layer_bytes * batch * tokens, *(() if staged else afar), "cache.device")
+    if staged and options.cache_bits == 16:  # a buffer of each visit ahead
+        gpu = gpu + on((VISITS_AHEAD + 1) * cache, *afar)
+    elif staged:  # with what comes out of codes
+        gpu = gpu + on((VISITS_AHEAD + 1) * (packed_cache + cache), "cache.gpu", *afar)
+    elif tokens == 1 and not options.cpu_attention:
         gpu = gpu + on(_BUFFERS * cache, *afar)
-    if options.cache_bits != 16:
+    if options.cache_bits != 16 and not staged:
         gpu = gpu + on(cache, "cache.gpu")
-    host = on(_BUFFERS * stored, "weights.disk") + on(_BUFFERS * states, "activations.disk")
-    host = host + on(_BUFFERS * cache, "cache.disk")
+    host = on(_BUFFERS * max(stored, passing), "weights.disk") + on(_BUFFERS * states, "activations.disk")
+    host = host + on((VISITS_AHEAD + 1) * packed_cache if staged else _BUFFERS * cache, "cache.disk")
+    if passing > stored:  # what the host expands first
+        host = host + on(_BUFFERS * passing, "weights.host")
     if options.cpu_attention and tokens == 1:
         # K and V of a batch in fp32, as the host computes.
         host = host + on(4 / shape.element_bytes * cache, *afar)

@@ -21,7 +21,7 @@ from nearflash.support.tables import TableReader, read_json
 __all__ = ["PLAN_NAME", "PlanFile", "plan_text", "read_plan", "write_plan"]
 
 PLAN_NAME = "nearflash-plan.json"
-_FORMAT, _VERSION = "nearflash plan", 4
+_FORMAT, _VERSION = "nearflash plan", 5
 _CLOSE = 0.01
 """Of the bytes of compressed weights: a plan leaves more room than that."""
 _MOST_COUNT, _MOST = 1 << 53, 1e300

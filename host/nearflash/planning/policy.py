@@ -52,8 +52,9 @@ class OffloadPolicy:
     are loaded once. overlap: loads and stores run beside the computing. cpu_attention: attention over a KV cache on
     the host is computed there. weight_bits, cache_bits: 16 for the model's own dtype, or 4 for groups of 64 codes with
     a scale and a minimum. stored_fraction: bytes of compressed weights over those at weight_bits, 1 for weights that
-    are not compressed. read_fraction: bytes of K and V that attention reads in a step of decode, its index included,
-    over those that are stored.
+    are not compressed. crossing_fraction: the same of what crosses the link to a GPU's own memory, and lies there: some
+    forms are expanded before; 0: as they are stored. read_fraction: bytes of K and V that attention reads in a step of
+    decode, its index included, over those that are stored.
     Raises CommandError for counts below 1, other bits or fractions, or weights on a device.
     """
 
@@ -67,6 +68,7 @@ class OffloadPolicy:
     weight_bits: int = 16
     cache_bits: int = 16
     stored_fraction: float = 1.0
+    crossing_fraction: float = 0.0
     read_fraction: float = 1.0
 
     def __post_init__(self) -> None:
@@ -79,6 +81,8 @@ class OffloadPolicy:
         for name in ("stored_fraction", "read_fraction"):
             if not 0 < getattr(self, name) <= 1:
                 raise CommandError(f"{name} must be above 0 and 1 at most, not {getattr(self, name)}")
+        if not 0 <= self.crossing_fraction <= 1:
+            raise CommandError(f"crossing_fraction must be between 0 and 1, not {self.crossing_fraction}")
         if self.weights.device or self.activations.device:
             raise CommandError("only the KV cache can lie on a device, not weights or activations")
 

@@ -123,7 +123,8 @@ class RuntimeCosts:
     now and then, and is waited for; 0: as if neither did.
     stores_scores: prefill holds all attention scores. full_prefill: it computes all sequences of a batch at once.
     offloads_embeddings: shares of the weights hold outside layers too.
-    places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers.
+    places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers. attends_on_host:
+    attention over K and V in the host's memory can be computed there; nearflash.offload has them come to a GPU.
     """
 
     source: str
@@ -144,6 +145,7 @@ class RuntimeCosts:
     full_prefill: bool = False
     offloads_embeddings: bool = False
     places_tensors: bool = False
+    attends_on_host: bool = True
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,9 @@ class Space:
 
     batch_sizes, batch_counts: None for powers of two, as far as any fits, then what lies between those and the best.
     cpu_attention, weight_bits, cache_bits: each value is tried. stored_fraction: of weights that are compressed
-    already. read_fraction: of K and V, by attention. max_seconds: longest time of a block. max_sequences: prompts that
-    there are; blocks that divide them evenly are tried too. groups: of batches that ranks compute in turn; predicted
-    times are those of one group.
+    already; crossing_fraction: of what crosses the link to a GPU. read_fraction: of K and V, by attention. max_seconds:
+    longest time of a block. max_sequences: prompts that there are; blocks that divide them evenly are tried too.
+    groups: of batches that ranks compute in turn; predicted times are those of one group.
     """
 
     batch_sizes: Sequence[int] | None = None
@@ -49,6 +49,7 @@ class Space:
     weight_bits: Sequence[int] = (16,)
     cache_bits: Sequence[int] = (16,)
     stored_fraction: float = 1.0
+    crossing_fraction: float = 0.0
     read_fraction: float = 1.0
     max_seconds: float | None = None
     max_sequences: int | None = None
@@ -131,14 +132,15 @@ def _programs(
     shape: ModelShape, machine: Machine, workload: Workload, space: Space
 ) -> Iterator[tuple[float, PolicyOptions, Vector]]:
     """Seconds a sequence, options and shares of every linear program that has a solution."""
-    kinds = list(itertools.product(space.cpu_attention, space.weight_bits, space.cache_bits))
+    attention = dict.fromkeys(where and machine.schedule.attends_on_host for where in space.cpu_attention)
+    kinds = list(itertools.product(attention, space.weight_bits, space.cache_bits))
     for cpu_attention, weight_bits, cache_bits in kinds:
         for size in _sizes(space.batch_sizes, space.max_sequences, space.groups):
             any_fits = False
             for count in _sizes(space.batch_counts, space.max_sequences, size * space.groups):
-                fractions = space.stored_fraction, space.read_fraction
+                fractions = space.stored_fraction, space.read_fraction, space.crossing_fraction
                 bits = weight_bits, cache_bits
-                options = PolicyOptions(size, count, cpu_attention, *bits, *fractions, space.groups)
+                options = PolicyOptions(size, count, cpu_attention, *bits, *fractions, groups=space.groups)
                 solved = _solve(shape, machine, workload, options, space.max_seconds)
                 if solved is None:
                     break  # more batches need more of everything
@@ -300,6 +302,7 @@ def _policy(options: PolicyOptions, counts: dict[str, dict[str, int]], grains: d
         weight_bits=options.weight_bits,
         cache_bits=options.cache_bits,
         stored_fraction=options.stored_fraction,
+        crossing_fraction=options.crossing_fraction,
         read_fraction=options.read_fraction,
     )
 
@@ -315,12 +318,12 @@ def _why_not(shape: ModelShape, machine: Machine, workload: Workload, space: Spa
         else:
             least = f"{plan.prediction.seconds:.3g}"
             return f"max_seconds must be {least} or more for one sequence on {machine.name}, not {space.max_seconds}"
-    options = PolicyOptions(1, 1, stored_fraction=space.stored_fraction, weight_bits=min(space.weight_bits),
-                      cache_bits=min(space.cache_bits))  # fmt: skip
     last = "disk" if machine.disk else "host"
     shares = Shares(**{last: 1})
-    policy = OffloadPolicy(1, 1, shares, shares, Shares(host=1), weight_bits=options.weight_bits,
-                           cache_bits=options.cache_bits, stored_fraction=space.stored_fraction)  # fmt: skip
+    policy = OffloadPolicy(
+        1, 1, shares, shares, Shares(host=1), weight_bits=min(space.weight_bits), cache_bits=min(space.cache_bits),
+        stored_fraction=space.stored_fraction, crossing_fraction=space.crossing_fraction,
+    )  # fmt: skip
     by_tier = peaks(shape, machine, workload, policy)
     needs = ", ".join(f"{peak.peak_bytes / 1e9:.2f} GB on {peak.tier} (of {peak.limit_bytes / 1e9:.2f} GB)"
                       for peak in by_tier.values() if not peak.fits)  # fmt: skip

@@ -63,13 +63,20 @@ class PolicyOptions:
     cache_bits: int = 16
     stored_fraction: float = 1.0
     read_fraction: float = 1.0
+    crossing_fraction: float = 0.0
     groups: int = 1
 
     @classmethod
     def of(cls, policy: OffloadPolicy) -> "PolicyOptions":
         """The options of a policy."""
-        return cls(policy.batch_size, policy.num_batches, policy.cpu_attention, policy.weight_bits,
-                   policy.cache_bits, policy.stored_fraction, policy.read_fraction)  # fmt: skip
+        return cls(
+            policy.batch_size, policy.num_batches, policy.cpu_attention, policy.weight_bits, policy.cache_bits,
+            policy.stored_fraction, policy.read_fraction, policy.crossing_fraction,
+        )  # fmt: skip
+
+    def far_fraction(self, machine: Machine) -> float:
+        """Bytes of weights where they are computed with, over dense ones at weight_bits."""
+        return self.stored_fraction if machine.links.one_memory else self.crossing_fraction or self.stored_fraction
 
     @property
     def block_size(self) -> int:
@@ -130,28 +137,40 @@ class _Sizes:
         self.cache_prefill = self.cache_prefill_dense * ratio
         read = seen * options.read_fraction
         self.cache_read, self.cache_read_dense = read * ratio, read
+        # The newest token's are where they were computed.
+        before = block * shape.visible_kv_bytes(workload.average_tokens - 1)
+        self.cache_loaded = before * options.read_fraction * ratio
         self.cache_token = token * ratio
         self.states_token = shape.element_bytes * shape.hidden * block * shape.state_waits
         self.states_prefill = self.states_token * workload.prompt_tokens
         self.prefill_tokens = block * workload.prompt_tokens
 
-    def bytes_loaded(self, tokens: float) -> float:
-        """Bytes of weights that one pass reads from where they are stored: of experts, those routed to."""
+    def bytes_loaded(self, tokens: float, fraction: float) -> float:
+        """Bytes of weights that one pass moves, in this fraction of the dense ones: of experts, those routed to."""
         shape = self.shape
-        inside = sum(n * self.bytes_stored(layer, tokens) for layer, n in shape.kinds)
+        inside = sum(n * self.layer_bytes(layer, tokens, fraction) for layer, n in shape.kinds)
         outside = (
             shape.element_bytes * (shape.embedding + shape.head) if self.machine.schedule.offloads_embeddings else 0
         )
         return inside + outside
 
-    def bytes_stored(self, layer: LayerShape, tokens: float) -> float:
-        """Bytes of a layer as it is stored, with the experts that so many tokens are routed to."""
+    def weight_bytes(self, tokens: float) -> dict[str, Vector]:
+        """Bytes of weights that one pass moves, by link."""
+        options = self.options
+        stored = self.bytes_loaded(tokens, options.stored_fraction)
+        crossing = self.bytes_loaded(tokens, options.far_fraction(self.machine))
+        return {
+            "weights host to gpu": on(crossing, "weights.host", "weights.disk"),
+            "weights disk to host": on(stored, "weights.disk"),
+        }
+
+    def layer_bytes(self, layer: LayerShape, tokens: float, fraction: float) -> float:
+        """Bytes of a layer whose matrices have a fraction of theirs, with experts that so many tokens are routed to."""
         options, element_bytes = self.options, self.shape.element_bytes
         experts = layer.distinct_experts(tokens)
         vectors = layer.vectors + layer.expert_vectors * experts
         matrices = layer.shared + layer.expert * experts - vectors
-        stored = bytes_of(matrices, options.weight_bits, element_bytes) * options.stored_fraction
-        return stored + element_bytes * vectors
+        return bytes_of(matrices, options.weight_bits, element_bytes) * fraction + element_bytes * vectors
 
     def matmul_seconds(self, tokens: float, flops_per_s: float) -> float:
         """One batch through all layers: as fast as it multiplies, or as GPU memory gives its weights."""
@@ -216,10 +235,9 @@ class _Sizes:
 
 
 def _prefill_bytes(sizes: _Sizes) -> dict[str, Vector]:
-    weights, states, cache = sizes.bytes_loaded(sizes.prefill_tokens), sizes.states_prefill, sizes.cache_prefill
+    states, cache = sizes.states_prefill, sizes.cache_prefill
     return {
-        "weights host to gpu": on(weights, "weights.host", "weights.disk"),
-        "weights disk to host": on(weights, "weights.disk"),
+        **sizes.weight_bytes(sizes.prefill_tokens),
         "activations host to gpu": on(states, "activations.host", "activations.disk"),
         "activations disk to host": on(states, "activations.disk"),
         "activations gpu to host": on(states, "activations.host", "activations.disk"),
@@ -232,16 +250,15 @@ def _prefill_bytes(sizes: _Sizes) -> dict[str, Vector]:
 
 def _decode_bytes(sizes: _Sizes) -> dict[str, Vector]:
     options, shape = sizes.options, sizes.shape
-    weights, states = sizes.bytes_loaded(options.block_size), sizes.states_token
+    states = sizes.states_token
     # Attention on the host takes queries there and results back; a drive that attends takes them over its link.
     queries = shape.element_bytes * shape.heads * shape.head_dim * options.block_size * shape.visible_tokens(1)
-    read, new = sizes.cache_read, sizes.cache_token
+    read, new = sizes.cache_loaded, sizes.cache_token
     afar = ("cache.host", "cache.disk")
     to_gpu = on(queries, *afar) if options.cpu_attention else on(read, *afar)
     to_host = on(queries + new, *afar) if options.cpu_attention else on(new, *afar)
     return {
-        "weights host to gpu": on(weights, "weights.host", "weights.disk"),
-        "weights disk to host": on(weights, "weights.disk"),
+        **sizes.weight_bytes(options.block_size),
         "activations host to gpu": on(states, "activations.host", "activations.disk"),
         "activations disk to host": on(states, "activations.disk"),
         "activations gpu to host": on(states, "activations.host", "activations.disk"),

@@ -12,6 +12,7 @@ from nearflash.offload.machine.stopwatch import seconds_of
 from nearflash.planning.profile import machine_toml, parse_machine
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile
+from nearflash.weights.compress import compress_tensor
 from nearflash.weights.folder import open_folder
 
 
@@ -37,6 +38,15 @@ def test_a_measured_machine_is_a_profile(tmp_path, monkeypatch):
     }
     assert machine.compute.matmul_prefill_flops_per_s > 1e9 and machine.schedule.per_layer_s < 0.1
     assert not [each for each in tmp_path.iterdir() if each.name != "state"]
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_weights_are_expanded_where_the_runtime_does(far):
+    """Here a processor is both sides; what is coded in levels is the host's on both."""
+    bits = torch.randn(64, 64).to(torch.bfloat16).view(torch.int16).numpy().view("uint16")
+    for form in (("groups", 4), ("bitmap", 8), ("coded", 16)):
+        kept = measure._keep(compress_tensor("w", bits, *form))
+        assert measure._expand_rate(torch.device("cpu"), [kept], far=far) > 0
 
 
 def test_rates_that_were_kept_are_used_again(tmp_path, monkeypatch):

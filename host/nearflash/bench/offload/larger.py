@@ -25,7 +25,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.bench.disk import disk_rate, drop, write_back
 from nearflash.bench.limits import limit_memory
 from nearflash.offload.machine.measure import measure_machine
-from nearflash.offload.machine.plan import model_shape
+from nearflash.offload.machine.plan import crossing_fraction, model_shape
 from nearflash.planning.plan_file import write_plan
 from nearflash.planning.search import Plan, Space, Workload, search
 from nearflash.weights.checkpoint import write_index
@@ -95,6 +95,7 @@ class _Planner:
     def __init__(self, folder: Path, path: Path) -> None:
         self.folder = folder
         self._shape, self._stored = model_shape(folder)
+        self._crossing = crossing_fraction(folder)
         self._machine = measure_machine(path, "bfloat16", (folder, self._shape))
 
     def plan(self, batch: int, limit_bytes: int | None) -> Plan:
@@ -104,7 +105,9 @@ class _Planner:
         if limit_bytes is not None:
             left = max(limit_bytes - OWN_BYTES, 0.0)
         machine = machine.with_memory(gpu_bytes=left / 2, host_bytes=left / 2)
-        space = Space((batch,), (1,), stored_fraction=self._stored, max_sequences=batch)
+        space = Space(
+            (batch,), (1,), stored_fraction=self._stored, max_sequences=batch, crossing_fraction=self._crossing
+        )
         return search(self._shape, machine, Workload(_PROMPT, _NEW), space)
 
 

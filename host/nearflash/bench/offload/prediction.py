@@ -28,7 +28,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.offload import OffloadedModel
 from nearflash.offload.cache.engines import engine_read_fraction
 from nearflash.offload.machine.measure import measure_machine
-from nearflash.offload.machine.plan import model_shape
+from nearflash.offload.machine.plan import crossing_fraction, model_shape
 from nearflash.offload.report import OffloadReport
 from nearflash.planning.cost import Prediction, predict
 from nearflash.planning.memory import peaks
@@ -169,7 +169,7 @@ def _row(drawn: RandomPolicy, folder: Path, path: Path, machine: Machine) -> dic
 def _predict(drawn: RandomPolicy, folder: Path, machine: Machine) -> tuple[Prediction, OffloadPolicy, dict[str, float]]:
     """As `nearflash generate --plan` would: the file's bytes and the policy's reads are in the plan."""
     shape, stored_fraction = model_shape(folder)
-    policy = replace(drawn.policy, stored_fraction=stored_fraction)
+    policy = replace(drawn.policy, stored_fraction=stored_fraction, crossing_fraction=crossing_fraction(folder))
     if drawn.attention is not None:
         kv = kv_shape_of(AutoConfig.from_pretrained(folder, local_files_only=True))
         tokens = drawn.workload.prompt_tokens + drawn.workload.new_tokens

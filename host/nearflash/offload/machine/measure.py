@@ -4,8 +4,10 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
@@ -13,7 +15,6 @@ import numpy as np
 import torch
 from transformers import DynamicCache, LlamaModel
 
-from nearflash.abi.bitmap import ElementFormat
 from nearflash.abi.errors import PlanError
 from nearflash.offload.cache.groups import decode, encode
 from nearflash.offload.machine.machine_file import FREE_SHARE, available_bytes
@@ -29,10 +30,10 @@ from nearflash.storage.io.measure import Rate, measure_drive
 from nearflash.storage.io.profile import find_profile
 from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
 from nearflash.weights.compress import compress_tensor
+from nearflash.weights.crossing import check_stored, crosses_as_stored, expand_far
 from nearflash.weights.expand import expand
-from nearflash.weights.file import WeightsTensor
-from nearflash.weights.groups import expand_groups
-from nearflash.weights.weights_map import KeptTensor
+from nearflash.weights.file import PackedTensor, WeightsTensor, read_file, write_file
+from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
 __all__ = ["measure_machine"]
 
@@ -110,6 +111,7 @@ def measure_machine(
             computing_lost_to_copies=to_copies,
             reads_lost_to_computing=from_reads,
             visits_ahead=VISITS_AHEAD,
+            attends_on_host=device.type == "cpu",
         )  # fmt: skip
     if find_profile(folder) is None:
         rates += _large_reads(folder)  # again: a drive of others is not as fast at any time
@@ -169,23 +171,46 @@ def _attention_bytes(device: torch.device, dtype: torch.dtype, heads: tuple[int,
 
 def _unpack_rates(model: Path | None, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """Dense bytes a second of weights in 4 bits, of the model's own where they are compressed (else of a matrix whose
-    half is zero), and of K and V that become 4 bits and come out of them. The host's cores expand weights.
+    half is zero), and of K and V that become 4 bits and come out of them; each where the runtime does it.
     """
     bits = torch.randn(_SIDE, _SIDE).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-    groups, out = compress_tensor("", bits, "groups", 4).data, np.empty_like(bits)
-    bitmap = compress_tensor("", np.where(bits & 1, bits, 0).astype(bits.dtype), "bitmap").data.tobytes()
+    groups = _keep(compress_tensor("w", bits, "groups", 4))
+    bitmap = _keep(compress_tensor("w", np.where(bits & 1, bits, 0).astype(bits.dtype), "bitmap"))
     states = torch.randn(1, _SIDE * _SIDE // _HEAD_DIM, _HEAD_DIM, device=device).to(dtype)
-    codes, cpu = encode(states), torch.device("cpu")
+    codes, far = encode(states), device.type != "cpu"
     own = _find_compressed(model) if model is not None and model.is_dir() else []
-    groups_s = seconds_of(cpu, lambda: expand_groups(groups, out, 4, ElementFormat.BF16))
-    sources: list[bytes | WeightsTensor] = [*own] or [bitmap]
-    expand_s = seconds_of(cpu, lambda: [expand(source) for source in sources])
     return {
-        "dequantise_bytes_per_s": out.nbytes / groups_s,
-        "expand_bytes_per_s": (sum(tensor.dense_bytes for tensor in own) or out.nbytes) / expand_s,
+        "dequantise_bytes_per_s": _expand_rate(device, [groups], far=far),
+        "expand_bytes_per_s": _expand_rate(device, own or [bitmap], far=far),
         "pack_cache_bytes_per_s": states.nbytes / seconds_of(device, lambda: encode(states)),
         "unpack_cache_bytes_per_s": states.nbytes / seconds_of(device, lambda: decode(codes, torch.empty_like(states))),
     }
+
+
+def _keep(packed: PackedTensor) -> KeptTensor:
+    """A tensor that was packed, as one of a file that was read."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / SINGLE
+        write_file(file, {packed.name: (packed.dtype, packed.shape)}, [packed])
+        return KeptTensor(read_file(file)[packed.name])
+
+
+def _expand_rate(device: torch.device, tensors: Sequence[KeptTensor], *, far: bool) -> float:
+    """Dense bytes a second of compressed tensors. far: by the device, of what crosses to it as it is stored; else by
+    the host.
+    """
+    work: list[Callable[[], Any]] = []
+    for tensor in tensors:
+        is_far = far and crosses_as_stored(tensor)
+        out = torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype], device=device if is_far else "cpu")
+        if is_far:
+            checked = check_stored(tensor, tensor.read())
+            data, table = (torch.tensor(part, device=device) for part in (tensor.read(), checked.table))
+            work.append(partial(expand_far, checked, data, table, out))
+        else:
+            work.append(partial(expand, tensor, out=out))
+    seconds = seconds_of(device, lambda: [each() for each in work])
+    return sum(tensor.dense_bytes for tensor in tensors) / seconds
 
 
 def _find_compressed(folder: Path) -> list[KeptTensor]:

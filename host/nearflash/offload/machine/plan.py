@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from nearflash.planning.shapes import ModelShape
 from nearflash.storage.state.safetensors import ITEM_BYTES
 from nearflash.support.threads import idle_processors
 from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
+from nearflash.weights.crossing import crossing_bytes
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import CONFIG, FLOATING, SMOLLM2, ModelFolder, open_folder
 from nearflash.weights.folder import read_config as read_file
 
-__all__ = ["machine_here", "model_shape", "plan_here"]
+__all__ = ["crossing_fraction", "machine_here", "model_shape", "plan_here"]
 
 
 def plan_here(
@@ -35,7 +36,8 @@ def plan_here(
     """
     shape, stored_fraction = model_shape(model)
     machine, _ = machine_here(model, shape, folder, stored_fraction, again=again)
-    space = Space(max_sequences=sequences, stored_fraction=stored_fraction, read_fraction=read_fraction)
+    space = Space(max_sequences=sequences, stored_fraction=stored_fraction, read_fraction=read_fraction,
+                  crossing_fraction=crossing_fraction(model))  # fmt: skip
     return search(shape, machine.with_memory(**(memory or {})), workload, space)
 
 
@@ -79,22 +81,36 @@ def model_shape(model: Path) -> tuple[ModelShape, float]:
     folder = _open_model(model)
     from nearflash.offload.machine.shape import measure_shape  # which loads torch
 
-    shape = measure_shape(folder)
-    if folder.gguf is not None or not any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
+    shape, tensors = measure_shape(folder), _open_tensors(folder)
+    if not tensors:
         return shape, 1.0
-    tensors = open_checkpoint(folder.path)
     if odd := [tensor for name, tensor in tensors.items() if name.endswith("weight") and tensor.dtype not in FLOATING]:
         raise odd[0].error(
             f"its dtype must be one of {', '.join(FLOATING)}, not {odd[0].dtype}: take the checkpoint that is not "
             "quantised"
         )
     shape = replace(shape, element_bytes=_element_bytes(tensors.values(), shape.element_bytes))
-    # Matrices of layers, whose names hold a number, are what is compressed.
+    return shape, _fraction_of_dense(tensors, lambda tensor: tensor.stored_bytes)
+
+
+def crossing_fraction(model: Path) -> float:
+    """The fraction of their bytes that weights take over a link to a GPU (nearflash.weights.crossing)."""
+    return _fraction_of_dense(_open_tensors(_open_model(model)), crossing_bytes)
+
+
+def _open_tensors(folder: ModelFolder) -> Mapping[str, WeightsTensor]:
+    """The tensors of a checkpoint by name; none where there is none, or another program's."""
+    if folder.gguf is not None or not any((folder.path / name).is_file() for name in (SINGLE, INDEX)):
+        return {}
+    return open_checkpoint(folder.path)
+
+
+def _fraction_of_dense(tensors: Mapping[str, WeightsTensor], size: Callable[[WeightsTensor], int]) -> float:
+    """Bytes over the dense ones, of matrices of layers, whose names hold a number: they are what is compressed."""
     matrices = [tensor for name, tensor in tensors.items() if re.search(r"\.\d+\.", name) and len(tensor.shape) > 1]
     if all(tensor.form == "dense" for tensor in matrices):
-        return shape, 1.0
-    stored = sum(tensor.stored_bytes for tensor in matrices) / sum(tensor.dense_bytes for tensor in matrices)
-    return shape, min(1.0, stored)
+        return 1.0
+    return min(1.0, sum(map(size, matrices)) / sum(tensor.dense_bytes for tensor in matrices))
 
 
 def _element_bytes(tensors: Iterable[WeightsTensor], otherwise: int) -> int:
