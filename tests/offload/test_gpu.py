@@ -5,10 +5,13 @@ import itertools
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from nearflash.offload import OffloadedModel, generate
 from nearflash.offload.machine.measure import measure_machine
+from nearflash.offload.machine.plan import crossing_fraction, model_shape
 from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.weights.loading import load
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 
@@ -42,6 +45,18 @@ def test_every_tier(on_gpu, prompts, plain, weights, cache, activations):
     for options in ({"overlap": True}, {"overlap": False, "cpu_attention": True}, {"cpu_attention": True}):
         policy = OffloadPolicy(3, 2, weights, cache, activations, **options)
         assert generate(folder, rows, policy, max_new_tokens=6, device="cuda").tokens == want, options
+
+
+@pytest.mark.parametrize("tier", [GPU, HOST, DISK], ids=["gpu", "host", "disk"])
+@pytest.mark.parametrize("form", [("coded-bitmap", 16), ("bitmap", 4), ("groups", 8), ("groups", 4)], ids=str)
+def test_compressed_weights_are_expanded_on_the_gpu(compressed, prompts, plain, form, tier):
+    folder, rows = compressed(*form), prompts(6)
+    want = plain(load(AutoModelForCausalLM, folder).to("cuda"), rows, 3, 6)
+    done = generate(folder, rows, OffloadPolicy(3, 2, tier, HOST, GPU), max_new_tokens=6, device="cuda")
+    assert done.tokens == want
+    shape, crossing = model_shape(folder)[0], crossing_fraction(folder)
+    passes = done.report.link_bytes.get("weights host to gpu", 0) / shape.weight_bytes(16, crossing)[0]
+    assert passes == pytest.approx(0 if tier is GPU else 6, rel=0.02)
 
 
 def test_experts_as_they_are_routed(on_gpu, prompts, plain):

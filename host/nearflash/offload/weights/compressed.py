@@ -1,7 +1,9 @@
 """Compressed tensors of a layer that cross the link as they are stored: places in its buffer, and expansion behind it.
 
-buffer   what is read in runs, such tensors among it | what memory had of them | tables of rows | other parameters
-work     the parameters that come out of them, one layer's at a time
+    buffer   what is read in runs, such tensors among it | what memory had of them | tables of rows | other parameters
+    work     the parameters that come out of them, one layer's at a time | a tensor of another dtype than its parameter
+
+The buffer has the link's staging memory beside it; the work area is in the far memory alone.
 """
 
 from collections.abc import Mapping
@@ -28,16 +30,8 @@ _ALIGNMENT = 64
 
 
 def source_crosses_as_stored(source: Source) -> bool:
-    """Whether all of a parameter can be expanded in its place, of the dtype that it computes with."""
-    if source.converter is not None:
-        return False
-    parameter = torch.empty(source.shape, dtype=source.dtype, device="meta")
-    return all(
-        crosses_as_stored(piece.tensor)
-        and TORCH_DTYPES[piece.tensor.dtype] is source.dtype
-        and (parameter[piece.place] if piece.place else parameter).is_contiguous()
-        for piece in source.pieces
-    )
+    """Whether all of a parameter is expanded behind the link."""
+    return source.converter is None and all(crosses_as_stored(piece.tensor) for piece in source.pieces)
 
 
 @dataclass(frozen=True)
@@ -66,6 +60,10 @@ class CompressedPieces:
         for name, source in sources.items():
             self._places[name] = (self.work_bytes, source)
             self.work_bytes += -(-source.size_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._converted_at = self.work_bytes
+        self.work_bytes += max(
+            (each.piece.tensor.dense_bytes for each in pieces if not self._is_in_place(each)), default=0
+        )
 
     def check(self, memory: Tensor) -> list[CheckedTensor]:
         """Find the rows of all of them in the host's buffer, and write their tables there. Raises WeightsError."""
@@ -98,5 +96,19 @@ class CompressedPieces:
             data = memory[each.offset : each.offset + each.piece.tensor.stored_bytes]
             table = memory[each.table_offset :][: found.table.nbytes].view(torch.int64).view(found.table.shape)
             view = views[each.name]
-            expand_far(found, data, table, view[each.piece.place] if each.piece.place else view)
+            view = view[each.piece.place] if each.piece.place else view
+            if self._is_in_place(each):
+                expand_far(found, data, table, view)
+                continue
+            tensor = each.piece.tensor
+            other = work[self._converted_at :][: tensor.dense_bytes].view(TORCH_DTYPES[tensor.dtype])
+            expand_far(found, data, table, other.view(tensor.shape))
+            view.copy_(other.view(view.shape))
         return views
+
+    def _is_in_place(self, each: CompressedPiece) -> bool:
+        """Whether a piece is expanded where it is used: of the parameter's dtype, and in one part of it."""
+        _, source = self._places[each.name]
+        parameter = torch.empty(source.shape, dtype=source.dtype, device="meta")
+        part = parameter[each.piece.place] if each.piece.place else parameter
+        return TORCH_DTYPES[each.piece.tensor.dtype] is source.dtype and part.is_contiguous()
