@@ -14,7 +14,7 @@ from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLaye
 from nearflash.offload.cache.kv_storage import DiskStorage, KvForm, KvStorage, MemoryStorage
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
-from nearflash.offload.tiers.link import DeviceLink
+from nearflash.offload.tiers.link import DeviceLink, host_memory
 from nearflash.planning.placement import place_units
 from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy
 from nearflash.storage.io.backend import BLOCK_BYTES
@@ -121,7 +121,9 @@ class Block:
             storage = DiskStorage(form, self._file, unit.offset, self._ledger, what)
         else:
             is_far = unit.tier == "gpu"
-            memory = (self._link.far_memory if is_far else self._link.host_memory)(MemoryStorage.rest_bytes(form))
+            size = MemoryStorage.rest_bytes(form)
+            # Not pinned: torch would take the next power of two of the host's budget.
+            memory = self._link.far_memory(size) if is_far else host_memory(size)
             storage = MemoryStorage(form, memory, self._ledger, is_far=is_far)
         return TieredLayer(unit.layer, form, window, None, storage)
 
