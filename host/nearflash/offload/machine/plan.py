@@ -17,7 +17,6 @@ from nearflash.planning.shapes import ModelShape
 from nearflash.storage.state.safetensors import ITEM_BYTES
 from nearflash.support.threads import idle_processors
 from nearflash.weights.checkpoint import INDEX, SINGLE, open_checkpoint
-from nearflash.weights.crossing import crossing_bytes
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import CONFIG, FLOATING, SMOLLM2, ModelFolder, open_folder
 from nearflash.weights.folder import read_config as read_file
@@ -95,6 +94,8 @@ def model_shape(model: Path) -> tuple[ModelShape, float]:
 
 def crossing_fraction(model: Path) -> float:
     """The fraction of their bytes that weights take over a link to a GPU (nearflash.weights.crossing)."""
+    from nearflash.weights.crossing import crossing_bytes  # which loads torch
+
     return _fraction_of_dense(_open_tensors(_open_model(model)), crossing_bytes)
 
 
