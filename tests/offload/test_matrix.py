@@ -33,7 +33,7 @@ from nearflash.weights.loading import load
 WEIGHTS = {"dense": None, "bitmap": ("bitmap", 16), "coded": ("coded-bitmap", 16), "int8": ("groups", 8),
            "int4": ("groups", 4)}  # fmt: skip
 FORMATS = {**WEIGHTS, "levels": ("coded", 16)}
-"""Of folders; what is coded in levels is expanded by the host."""
+"""Of folders."""
 TIERS = {"memory": "gpu=1", "host": "host=1", "disk": "disk=1"}
 """Of weights."""
 SHARES = {"memory": Shares(gpu=1), "host": Shares(host=1), "disk": Shares(disk=1)}

@@ -1,20 +1,21 @@
 """What crosses a link of a compressed tensor, and its expansion behind it: the bits of the host's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from nearflash.abi.bitmap import ElementFormat
 from nearflash.abi.errors import StreamError, WeightsError
-from nearflash.weights.compress import compress_tensor
+from nearflash.weights.compress import compress_bytes, compress_tensor
 from nearflash.weights.crossing import (
-    ROW_BYTES,
     check_stored,
     crosses_as_stored,
     crossing_bytes,
     expand_far,
     expand_groups_in_torch,
-    table_rows,
+    table_bytes,
 )
 from nearflash.weights.expand import expand_packed
 from nearflash.weights.file import PackedTensor, read_file, write_file
@@ -23,7 +24,7 @@ from nearflash.weights.pack import pack
 from nearflash.weights.quantize import quantize
 
 FORMS = {"bitmap": ("bitmap", 16), "coded-bitmap": ("coded-bitmap", 16), "int8": ("groups", 8), "int4": ("groups", 4),
-         "bitmap4": ("bitmap", 4)}  # fmt: skip
+         "bitmap4": ("bitmap", 4), "coded": ("coded", 16)}  # fmt: skip
 
 
 def random_matrix(shape=(96, 64), dtype=np.uint16):
@@ -38,10 +39,10 @@ def random_matrix(shape=(96, 64), dtype=np.uint16):
 
 @pytest.fixture
 def stored(tmp_path):
-    """Writes a matrix in a form; its packed tensor and the file's."""
+    """Writes a matrix in a form, or as it is packed; its packed tensor and the file's."""
 
-    def store(form, values):
-        packed = compress_tensor("w", values, *form)
+    def store(form, values=None):
+        packed = form if values is None else compress_tensor("w", values, *form)
         path = tmp_path / "model.safetensors"
         path.unlink(missing_ok=True)
         write_file(path, {"w": (packed.dtype, packed.shape)}, [packed])
@@ -57,20 +58,28 @@ def test_the_far_side_expands_the_hosts_bits(stored, form, dtype):
     assert packed.form != "dense" and crosses_as_stored(tensor)
     data = tensor.read()
     checked = check_stored(tensor, data)
-    assert crossing_bytes(tensor) == len(data) + checked.table.nbytes == len(data) + table_rows(tensor) * ROW_BYTES
+    assert crossing_bytes(tensor) == len(data) + checked.table.nbytes == len(data) + table_bytes(tensor)
     out = torch.empty(tensor.shape, dtype=torch.float16 if dtype is np.float16 else torch.bfloat16)
     expand_far(checked, torch.from_numpy(data.copy()), torch.from_numpy(checked.table), out)
     np.testing.assert_array_equal(out.view(torch.int16).numpy().view(np.uint16), expand_packed(packed))
 
 
 def test_what_has_no_expander_there_crosses_dense(stored):
-    packed, tensor = stored(("coded", 16), random_matrix())
-    assert packed.form == "coded" and not crosses_as_stored(tensor)
+    values = torch.randn((128, 512), generator=torch.Generator().manual_seed(1)).to(torch.float8_e4m3fn)
+    packed, tensor = stored(compress_bytes("w", "F8_E4M3", values.shape, values.view(torch.uint8).numpy().ravel()))
+    assert packed.form == "rans" and not crosses_as_stored(tensor)
     assert crossing_bytes(tensor) == tensor.dense_bytes > tensor.stored_bytes
 
 
-def test_damage_is_found_before_it_crosses(stored):
-    _, tensor = stored(FORMS["bitmap"], random_matrix())
+def test_words_that_lie_at_odd_places_cross_dense(stored):
+    _, tensor = stored(FORMS["coded"], random_matrix())
+    assert not crosses_as_stored(replace(tensor, offset=tensor.offset + 2))
+    assert crosses_as_stored(replace(stored(FORMS["bitmap"], random_matrix())[1], offset=tensor.offset + 2))
+
+
+@pytest.mark.parametrize("form", ["bitmap", "coded"])
+def test_damage_is_found_before_it_crosses(stored, form):
+    _, tensor = stored(FORMS[form], random_matrix())
     data = tensor.read().copy()
     data[len(data) // 2] ^= 1
     with pytest.raises(WeightsError, match="'w'"):
@@ -83,12 +92,12 @@ def test_a_bitmap_has_as_many_rows_as_it_was_packed_with(tmp_path):
     path = tmp_path / "model.safetensors"
     write_file(path, {"w": ("BF16", (24, 256))}, [PackedTensor("w", "BF16", (24, 256), "bitmap", data)])
     tensor = read_file(path)["w"]
-    assert table_rows(tensor) == 96 == len(check_stored(tensor, tensor.read()).table)
+    assert table_bytes(tensor) == 96 * 32 == check_stored(tensor, tensor.read()).table.nbytes
     with path.open("r+b") as file:
         file.seek(tensor.offset)
         file.write(bytes(8))
     with pytest.raises(WeightsError, match="'w'"):
-        table_rows(read_file(path)["w"])
+        table_bytes(read_file(path)["w"])
 
 
 @pytest.mark.parametrize("output", [ElementFormat.FP16, ElementFormat.BF16])

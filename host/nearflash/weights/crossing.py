@@ -1,6 +1,6 @@
 """Compressed weights that cross a link as they are stored and are expanded on its far side, where they are used.
 
-    host: stored bytes ──checked, their rows found──► stored bytes | table of rows ──link──► far memory ──► dense
+    host: stored bytes ──checked, rows or blocks found──► stored bytes | their table ──link──► far memory ──► dense
 
 The far side is a GPU, or a memory of a processor apart from the host's, in which compiled loops expand. What crosses is
 the same for both. Source: Endor (arXiv 2406.11674), which sends bitmaps to the GPU.
@@ -14,65 +14,77 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearflash.abi.bitmap import HEADER_BYTES, SCALE_COLUMNS, BitmapHeader, ElementFormat
+from nearflash.abi.coded import CodedHeader
 from nearflash.abi.errors import StreamError
+from nearflash.device.backends.host.coded import read_blocks
 from nearflash.device.backends.host.matrix import read_rows
+from nearflash.device.backends.host.vector.coded import TABLE_COLUMNS, expand_blocks
 from nearflash.device.backends.host.vector.rows import expand_rows
-from nearflash.weights.expand import ELEMENTS, matrix_header
+from nearflash.device.drivers.expand import stream_header
+from nearflash.weights.expand import ELEMENTS, levels_header, matrix_header
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import expand_groups, group_bytes
 from nearflash.weights.weights_map import KeptTensor
 
-__all__ = ["ROW_BYTES", "CheckedTensor", "check_stored", "crosses_as_stored", "crossing_bytes", "expand_far",
-           "expand_groups_in_torch", "table_rows"]  # fmt: skip
+__all__ = ["CheckedTensor", "check_stored", "crosses_as_stored", "crossing_bytes", "expand_far",
+           "expand_groups_in_torch", "table_bytes"]  # fmt: skip
 
-ROW_BYTES = 32
-"""Of a row's line in the table of a bitmap matrix: four numbers of 8 bytes (nearflash.weights.gpu_kernels)."""
-_FAR_FORMS = ("bitmap", "int8", "int4")
-"""That the far side expands. Coded weights, and bytes in rANS, the host expands, so that they cross dense."""
+_ROW_COLUMNS = 4
+"""Of the table of a bitmap matrix (nearflash.weights.gpu_kernels)."""
+_FAR_FORMS = {"bitmap": 2, "coded": 4, "int8": 2, "int4": 2}
+"""That the far side expands, and what their addresses are multiples of there. Bytes in rANS the host expands, so that
+they cross dense."""
 _AT_ONCE = 1 << 21
 """Elements of groups that torch expands at once: what it needs in between is of these alone."""
 
 
 def crosses_as_stored(tensor: WeightsTensor) -> bool:
     """Whether the far side of a link gets a tensor's stored bytes, not its dense elements."""
-    at_word = tensor.offset % 2 == 0  # which a GPU reads
-    return tensor.form in _FAR_FORMS and tensor.dtype in ELEMENTS and tensor.expander is None and at_word
+    if tensor.form not in _FAR_FORMS or tensor.dtype not in ELEMENTS or tensor.expander is not None:
+        return False
+    return tensor.offset % _FAR_FORMS[tensor.form] == 0
 
 
 def crossing_bytes(tensor: WeightsTensor) -> int:
     """Bytes that cross the link for a tensor, as often as it is used. Raises WeightsError for a damaged one."""
     if not crosses_as_stored(tensor):
         return tensor.dense_bytes
-    return tensor.stored_bytes + table_rows(tensor) * ROW_BYTES
+    return tensor.stored_bytes + table_bytes(tensor)
 
 
-def table_rows(tensor: WeightsTensor) -> int:
-    """Rows of the table that goes with stored bytes, as their header states; none of groups. Raises WeightsError."""
-    if tensor.form != "bitmap":
+def table_bytes(tensor: WeightsTensor) -> int:
+    """Bytes of the table that goes with stored bytes, by their header; none of groups. Raises WeightsError."""
+    if tensor.form not in ("bitmap", "coded"):
         return 0
     begin = tensor if isinstance(tensor, KeptTensor) else replace(tensor, stored_bytes=HEADER_BYTES)
     try:
-        return BitmapHeader.unpack(begin.load()[:HEADER_BYTES].tobytes(), tensor.stored_bytes).rows
+        header = stream_header(begin.load()[:HEADER_BYTES].tobytes(), tensor.stored_bytes)
     except StreamError as error:
         raise tensor.error(error) from error
+    lines = header.blocks * TABLE_COLUMNS if isinstance(header, CodedHeader) else header.rows * _ROW_COLUMNS
+    return lines * np.dtype(np.int64).itemsize
 
 
 @dataclass(frozen=True)
 class CheckedTensor:
-    """A tensor whose stored bytes were found right; `table` (rows, 4) int64 goes with them, empty for groups."""
+    """A tensor whose stored bytes were found right; `table` int64 goes with them, a line for each row of a bitmap
+    matrix, (rows, 4), or block of coded weights, (blocks, 8); empty for groups.
+    """
 
     tensor: WeightsTensor
-    header: BitmapHeader | None
+    header: BitmapHeader | CodedHeader | None
     table: NDArray[np.int64]
 
 
 def check_stored(tensor: WeightsTensor, data: NDArray[np.uint8]) -> CheckedTensor:
-    """The rows of stored bytes, whose checksums are compared. Raises WeightsError for damaged ones."""
-    if tensor.form != "bitmap":
-        return CheckedTensor(tensor, None, np.empty((0, 4), np.int64))
+    """The rows or blocks of stored bytes, whose checksums are compared. Raises WeightsError for damaged ones."""
+    if tensor.form not in ("bitmap", "coded"):
+        return CheckedTensor(tensor, None, np.empty((0, _ROW_COLUMNS), np.int64))
+    is_coded = tensor.form == "coded"
     try:
-        header = matrix_header(tensor, data)
-        table = np.concatenate([rows.table for rows in read_rows(data)])
+        header = levels_header(tensor, data) if is_coded else matrix_header(tensor, data)
+        parts = read_blocks(data) if is_coded else read_rows(data)
+        table = np.concatenate([lines for _, lines in parts])
     except StreamError as error:
         raise tensor.error(error) from error
     return CheckedTensor(tensor, header, table)
@@ -80,7 +92,7 @@ def check_stored(tensor: WeightsTensor, data: NDArray[np.uint8]) -> CheckedTenso
 
 def expand_far(checked: CheckedTensor, data: Tensor, table: Tensor, out: Tensor) -> None:
     """Write the dense tensor to `out`, of its shape and dtype, contiguous. All are of the far memory: data (bytes,)
-    uint8, table (rows, 4) int64. Raises WeightsError for groups of another length.
+    uint8, table int64 as of CheckedTensor. Raises WeightsError for groups of another length.
     """
     tensor, header = checked.tensor, checked.header
     if header is None:
@@ -93,13 +105,15 @@ def expand_far(checked: CheckedTensor, data: Tensor, table: Tensor, out: Tensor)
                 expand_groups_in_torch(data, rows, bits, element)
         except StreamError as error:
             raise tensor.error(error) from error
-    elif out.device.type == "cpu":
-        patterns = out.view(torch.uint8).view(header.rows, -1)
-        expand_rows(data.numpy(), header, table.numpy(), patterns.numpy())
-    else:
-        from nearflash.weights.gpu_kernels import expand_rows as expand_on_gpu
+    elif out.device.type != "cpu":
+        from nearflash.weights.gpu import expand_on_gpu
 
-        expand_on_gpu(data, table, header, out.view(header.rows, header.columns))
+        expand_on_gpu(data, table, header, tuple(out.shape), out)
+    elif isinstance(header, CodedHeader):
+        patterns = out.view(torch.int16).view(-1).numpy().view(np.uint16)
+        expand_blocks(data.numpy(), header, table.numpy(), patterns)
+    else:
+        expand_rows(data.numpy(), header, table.numpy(), out.view(torch.uint8).view(header.rows, -1).numpy())
 
 
 def expand_groups_in_torch(data: Tensor, out: Tensor, bits: int, output: ElementFormat) -> None:

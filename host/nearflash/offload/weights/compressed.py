@@ -1,6 +1,6 @@
 """Compressed tensors of a layer that cross the link as they are stored: places in its buffer, and expansion behind it.
 
-    buffer   what is read in runs, such tensors among it | what memory had of them | tables of rows | other parameters
+    buffer   what is read in runs, such tensors among it | what memory had of them | tables | other parameters
     work     the parameters that come out of them, one layer's at a time | a tensor of another dtype than its parameter
 
 The buffer has the link's staging memory beside it; the work area is in the far memory alone.
@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from nearflash.offload.tiers.link import Spans
-from nearflash.weights.crossing import (
-    ROW_BYTES,
-    CheckedTensor,
-    check_stored,
-    crosses_as_stored,
-    expand_far,
-    table_rows,
-)
+from nearflash.weights.crossing import CheckedTensor, check_stored, crosses_as_stored, expand_far, table_bytes
 from nearflash.weights.sources import Source, SourcePiece
 from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
@@ -51,7 +44,7 @@ class CompressedPieces:
         self._pieces: list[CompressedPiece] = []
         for each in pieces:
             self._pieces.append(CompressedPiece(each.name, each.piece, each.offset, end))
-            end += -(-table_rows(each.piece.tensor) * ROW_BYTES // _ALIGNMENT) * _ALIGNMENT
+            end += -(-table_bytes(each.piece.tensor) // _ALIGNMENT) * _ALIGNMENT
         self.end = end
         """Of the tables."""
         self._places: dict[str, tuple[int, Source]] = {}
@@ -66,7 +59,7 @@ class CompressedPieces:
         )
 
     def check(self, memory: Tensor) -> list[CheckedTensor]:
-        """Find the rows of all of them in the host's buffer, and write their tables there. Raises WeightsError."""
+        """Find the rows and blocks of all in the host's buffer, and write their tables there. Raises WeightsError."""
         found = []
         for each in self._pieces:
             tensor = each.piece.tensor
