@@ -53,7 +53,7 @@ class CacheMover:
         for tier, size_bytes in self._held:
             ledger.take(tier, size_bytes, "buffers of the KV cache")
         every = [link.buffer(buffer_bytes, staged_bytes) for _ in range(buffers)]
-        self.staging = [buffer.host for buffer in every]
+        self.staging = [buffer.host for buffer in every if len(buffer.host)]
         """What storage reads to and writes from."""
         self._free = BufferPool("the KV cache", every)
         # Apart from each other: loads that wait for a buffer must not hold up the stores that free one.
