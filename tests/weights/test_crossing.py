@@ -53,15 +53,30 @@ def stored(tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float16])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_the_far_side_expands_the_hosts_bits(stored, form, dtype):
+def test_the_far_side_expands_the_hosts_bits(stored, form, dtype, gpu):
     packed, tensor = stored(form, random_matrix(dtype=dtype))
     assert packed.form != "dense" and crosses_as_stored(tensor)
     data = tensor.read()
     checked = check_stored(tensor, data)
     assert crossing_bytes(tensor) == len(data) + checked.table.nbytes == len(data) + table_bytes(tensor)
-    out = torch.empty(tensor.shape, dtype=torch.float16 if dtype is np.float16 else torch.bfloat16)
-    expand_far(checked, torch.from_numpy(data.copy()), torch.from_numpy(checked.table), out)
-    np.testing.assert_array_equal(out.view(torch.int16).numpy().view(np.uint16), expand_packed(packed))
+    out = torch.empty(tensor.shape, dtype=torch.float16 if dtype is np.float16 else torch.bfloat16, device=gpu)
+    expand_far(checked, torch.tensor(data, device=gpu), torch.tensor(checked.table, device=gpu), out)
+    np.testing.assert_array_equal(out.view(torch.int16).cpu().numpy().view(np.uint16), expand_packed(packed))
+
+
+def test_a_gpus_kernel_takes_an_even_place_in_a_buffer(stored, gpu):
+    """As tensors lie in a layer's, where their file has them so."""
+    pytest.importorskip("triton")
+    from nearflash.weights.gpu_kernels import expand_rows
+
+    packed, tensor = stored(FORMS["coded-bitmap"], random_matrix())
+    checked = check_stored(tensor, tensor.read())
+    memory = torch.full((len(packed.data) + 66,), 0xFF, dtype=torch.uint8, device=gpu)
+    memory[66:] = torch.tensor(packed.data, device=gpu)
+    found = expand_rows(memory[66:], torch.tensor(checked.table, device=gpu), checked.header).cpu()
+    np.testing.assert_array_equal(
+        found.view(torch.int16).view(tensor.shape).numpy().view(np.uint16), expand_packed(packed)
+    )
 
 
 def test_what_has_no_expander_there_crosses_dense(stored):
