@@ -9,6 +9,7 @@ from nearflash.abi.coded import CodedHeader
 from nearflash.abi.errors import CommandError, FormatError, StreamError
 from nearflash.device.backends.host.coded import expand_coded
 from nearflash.model.weights.levels import expand_levels
+from nearflash.storage.io.direct import aligned_buffer
 from nearflash.weights import compress_tensor, expand, pack, pack_coded
 
 RNG = np.random.default_rng(50)
@@ -49,6 +50,15 @@ def test_every_pattern_comes_back():
 def test_many_groups_and_threads_give_the_same():
     values = draw(3_000_001, "bf16")
     np.testing.assert_array_equal(expand(pack_coded(values)), values)
+
+
+@pytest.mark.parametrize("density", [1.0, 0.5])
+def test_whole_lines_past_the_caches_have_the_same_bits(density):
+    """Into memory that begins with a line; what is behind the last whole line is written through the caches."""
+    values = draw((1 << 18) + 95, "bf16", density)
+    out = aligned_buffer(values.nbytes + 2)[:-2].view(np.uint16)
+    expand_coded(np.frombuffer(pack_coded(values), np.uint8), out)
+    np.testing.assert_array_equal(out, values)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Matrices on the host: equal to the model, each damage named as the model names it."""
 
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from nearflash.device.backends.host.matrix import expand_into, read_rows
 from nearflash.device.selftest.expand import MATRIX_FORMATS, random_matrix
 from nearflash.model.weights import bitmap as model
 from nearflash.model.weights.bitmap import expand
+from nearflash.storage.io.direct import aligned_buffer
 from nearflash.verify.fixtures.matrices import damage, header_of, outcome
 
 PADDING, UNTOUCHED = 10, 77
@@ -67,8 +70,15 @@ def test_each_damage_is_named_as_the_model_does(form):
 
 @each_format
 def test_large_matrices_are_expanded_in_threads_to_the_same_bits(form):
-    stream = random_matrix(np.random.default_rng(5), (40, 70000), 0.5, form, 8)
-    np.testing.assert_array_equal(expanded(stream)[0][37:], expand(stream)[37:])
+    """Past the caches into memory that begins with a line, through them into memory that does not."""
+    stream = random_matrix(np.random.default_rng(5), (40, 54016), 0.5, form, 8)
+    shape = (40, 54016 * header_of(stream).dense.number_format.bytes)
+    memory = aligned_buffer(2 * (prod(shape) + 4096))
+    lines, others = (memory[first:][: prod(shape)].reshape(shape) for first in (0, prod(shape) + 2))
+    assert lines.ctypes.data % 64 == 0 != others.ctypes.data % 64
+    assert expand_into(as_bytes(stream), lines) == expand_into(as_bytes(stream), others)
+    np.testing.assert_array_equal(lines, others)
+    np.testing.assert_array_equal(lines[37:], expand(stream)[37:].view(np.uint8))
 
 
 def test_a_thread_that_flushes_subnormals_gets_the_same_bits():

@@ -87,12 +87,12 @@ Fault find_group(const Groups &groups, int64_t number, Found &found) {
     return check_end(groups.stream, begin, groups.end, number, found);
 }
 
-template <class T> void expand_plain(const Expansion &x, const Row &row, uint8_t *out) {
+template <class T> void expand_plain(const Expansion &x, const Row &row, uint8_t *out, bool past_caches) {
     const uint8_t *const bitmap = x.stream + row.bitmap;
-    spread(bitmap, (const T *)(bitmap + padded(x.columns)), x.columns, (T *)out);
+    spread(bitmap, (const T *)(bitmap + padded(x.columns)), x.columns, (T *)out, past_caches);
 }
 
-template <bool is_fp16> void expand_coded(const Expansion &x, const Row &row, uint8_t *out) {
+template <bool is_fp16> void expand_coded(const Expansion &x, const Row &row, uint8_t *out, bool past_caches) {
     const uint8_t *const bitmap = x.stream + row.bitmap;
     const U16x32 book = codebook(x.stream + row.group);
     constexpr int code_bits = is_fp16 ? 4 : 2;
@@ -102,10 +102,10 @@ template <bool is_fp16> void expand_coded(const Expansion &x, const Row &row, ui
     for (int64_t first = 0; first < row.values; first += CHUNK)
         escapes += decode<is_fp16>(values + first, book, high + first, codes + first * code_bits / 8, low + first / 8,
                                    escapes, first_lanes(row.values - first));
-    spread(bitmap, values, x.columns, (uint16_t *)out);
+    spread(bitmap, values, x.columns, (uint16_t *)out, past_caches);
 }
 
-template <bool is_fp16, int bits> void expand_scaled(const Expansion &x, const Row &row, uint8_t *out) {
+template <bool is_fp16, int bits> void expand_scaled(const Expansion &x, const Row &row, uint8_t *out, bool past_caches) {
     const uint8_t *const bitmap = x.stream + row.bitmap;
     const uint16_t *const pairs = (const uint16_t *)(bitmap + padded(x.columns));
     const uint8_t *codes = (const uint8_t *)pairs + padded((x.columns + SCALE_COLUMNS - 1) / SCALE_COLUMNS * 32);
@@ -114,12 +114,13 @@ template <bool is_fp16, int bits> void expand_scaled(const Expansion &x, const R
         codes = x.buffer;
     }
     for_chunks(bitmap, x.columns, [&](int64_t first, uint32_t mask, uint32_t lanes) {
-        scale<is_fp16>((uint16_t *)out + first, codes, mask, lanes, scale_at<is_fp16>(pairs + first / SCALE_COLUMNS * 2));
+        const Scale by = scale_at<is_fp16>(pairs + first / SCALE_COLUMNS * 2);
+        scale<is_fp16>((uint16_t *)out + first, codes, mask, lanes, by, past_caches);
         codes += __builtin_popcount(mask);
     });
 }
 
-using ExpandRow = void (*)(const Expansion &, const Row &, uint8_t *);
+using ExpandRow = void (*)(const Expansion &, const Row &, uint8_t *, bool);
 
 ExpandRow expansion_of(RowFormat format, bool is_fp16) {
     switch (format) {
@@ -135,6 +136,7 @@ ExpandRow expansion_of(RowFormat format, bool is_fp16) {
 
 template <bool is_fp16, int bits> void expand_every(const Codes &x) {
     const int64_t row_bytes = (x.columns * bits + 7) / 8, row_pairs = (x.columns + SCALE_COLUMNS - 1) / SCALE_COLUMNS;
+    const bool past_caches = x.rows * x.columns * int64_t(sizeof *x.out) > CACHED_BYTES;
     for (int64_t row = 0; row < x.rows; row++) {
         for (int64_t first = 0; first < x.columns; first += CHUNK) {
             const uint16_t *const pair = x.pairs + 2 * (row * row_pairs + first / SCALE_COLUMNS);
@@ -142,9 +144,10 @@ template <bool is_fp16, int bits> void expand_every(const Codes &x) {
             uint8_t bytes[CHUNK];
             if constexpr (bits == 4) split4(bytes, codes), codes = bytes;
             uint16_t *const out = x.out + row * x.columns + first;
-            scale<is_fp16>(out, codes, ALL, first_lanes(x.columns - first), scale_at<is_fp16>(pair));
+            scale<is_fp16>(out, codes, ALL, first_lanes(x.columns - first), scale_at<is_fp16>(pair), past_caches);
         }
     }
+    end_stores();
 }
 
 }  // namespace
@@ -155,7 +158,10 @@ void find_groups(const Groups *groups, Found *found) { *found = find_all(*groups
 
 void expand_rows(const Expansion *x, int32_t format, int32_t is_fp16) {
     const ExpandRow expand_row = expansion_of(RowFormat(format), is_fp16);
-    for (int64_t row = 0; row < x->rows; row++) expand_row(*x, x->table[row], x->out + row * x->row_bytes);
+    const bool past_caches = x->rows * x->row_bytes > CACHED_BYTES;
+    for (int64_t row = 0; row < x->rows; row++)
+        expand_row(*x, x->table[row], x->out + row * x->row_bytes, past_caches);
+    end_stores();
 }
 
 void expand_codes(const Codes *x, int32_t is_fp16) {

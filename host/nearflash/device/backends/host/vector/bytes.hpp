@@ -30,13 +30,14 @@ inline Bytes flags(uint64_t mask) { return (Bytes)_mm512_maskz_set1_epi8(mask, 1
 inline Bytes looked_up(Bytes places, const uint8_t (&table)[16]) {
     return (Bytes)_mm512_permutexvar_epi8((__m512i)places, _mm512_castsi128_si512(load<__m128i>(table)));
 }
-inline void store_joined(uint16_t *out, Bytes lower, Bytes upper, uint64_t lanes) {
+inline void store_joined(uint16_t *out, Bytes lower, Bytes upper, uint64_t lanes, bool past_caches) {
     const auto half = [&](auto extract) {
         const __m512i low = _mm512_cvtepu8_epi16(extract((__m512i)lower)), high = _mm512_cvtepu8_epi16(extract((__m512i)upper));
         return (U16x32)low | (U16x32)high << 8;
     };
-    store_lanes(out, half([](__m512i x) { return _mm512_castsi512_si256(x); }), uint32_t(lanes));
-    store_lanes(out + CHUNK, half([](__m512i x) { return _mm512_extracti64x4_epi64(x, 1); }), uint32_t(lanes >> CHUNK));
+    store_lanes(out, half([](__m512i x) { return _mm512_castsi512_si256(x); }), uint32_t(lanes), past_caches);
+    store_lanes(out + CHUNK, half([](__m512i x) { return _mm512_extracti64x4_epi64(x, 1); }), uint32_t(lanes >> CHUNK),
+                past_caches);
 }
 #else
 constexpr int VALUES = 32;
@@ -91,8 +92,8 @@ inline Bytes looked_up(Bytes places, const uint8_t (&table)[16]) {
     return places;
 }
 #endif
-inline void store_joined(uint16_t *out, Bytes lower, Bytes upper, uint64_t lanes) {
-    store_lanes(out, U16x32(widen(lower) | widen(upper) << 8), uint32_t(lanes));
+inline void store_joined(uint16_t *out, Bytes lower, Bytes upper, uint64_t lanes, bool past_caches) {
+    store_lanes(out, U16x32(widen(lower) | widen(upper) << 8), uint32_t(lanes), past_caches);
 }
 #endif
 

@@ -15,9 +15,10 @@ using U8x32 = Vector<uint8_t, CHUNK>;
 using U16x32 = Vector<uint16_t, CHUNK>;
 
 // expanded: values that follow one another in memory, each in the lane of its one of the mask; 0 elsewhere.
-// store_lanes: those of `lanes`, which are the first ones; 0 for one that is not present.
+// store_lanes: those of `lanes`, which are the first ones; 0 for one that is not present. Words go past the caches where
+// that is asked for and a whole line of memory is written: the line is not read before, a third of what memory moves.
 // mask_of: the lanes that are not 0. ones_of: 1 in the lanes of a mask. looked_up: entries of a table, by codes below 32.
-// spread4, spread2: 32 fields of so many bits, the lowest first.
+// end_stores: before another thread may read. spread4, spread2: 32 fields of so many bits, the lowest first.
 #if defined(NEARFLASH_AVX512) && defined(__AVX512VBMI2__)
 inline U8x32 expanded(const uint8_t *values, uint32_t mask) {
     return (U8x32)_mm256_maskz_expandloadu_epi8(mask, values);
@@ -25,17 +26,22 @@ inline U8x32 expanded(const uint8_t *values, uint32_t mask) {
 inline U16x32 expanded(const uint16_t *values, uint32_t mask) {
     return (U16x32)_mm512_maskz_expandloadu_epi16(mask, values);
 }
-inline void store_lanes(uint8_t *out, U8x32 values, uint32_t lanes) {
+inline void store_lanes(uint8_t *out, U8x32 values, uint32_t lanes, bool) {
     _mm256_mask_storeu_epi8(out, lanes, (__m256i)values);
 }
-inline void store_lanes(uint16_t *out, U16x32 values, uint32_t lanes) {
-    _mm512_mask_storeu_epi16(out, lanes, (__m512i)values);
+inline void store_lanes(uint16_t *out, U16x32 values, uint32_t lanes, bool past_caches) {
+    if (past_caches && lanes == ALL && uintptr_t(out) % sizeof values == 0)
+        _mm512_stream_si512((__m512i *)out, (__m512i)values);
+    else
+        _mm512_mask_storeu_epi16(out, lanes, (__m512i)values);
 }
+inline void end_stores() { _mm_sfence(); }
 inline uint32_t mask_of(U16x32 x) { return _mm512_test_epi16_mask((__m512i)x, (__m512i)x); }
 inline U16x32 ones_of(uint32_t mask) { return (U16x32)_mm512_maskz_set1_epi16(mask, 1); }
-inline void store_lanes(uint16_t *out, const U16 (&parts)[CHUNK / LANES], uint32_t present, uint32_t lanes) {
+inline void store_lanes(uint16_t *out, const U16 (&parts)[CHUNK / LANES], uint32_t present, uint32_t lanes,
+                        bool past_caches) {
     const __m512i all = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)parts[0]), (__m256i)parts[1], 1);
-    store_lanes(out, (U16x32)all & -ones_of(present), lanes);
+    store_lanes(out, (U16x32)all & -ones_of(present), lanes, past_caches);
 }
 inline U16x32 widen(U8x32 bytes) { return (U16x32)_mm512_cvtepu8_epi16((__m256i)bytes); }
 inline U16x32 spread4(const uint8_t *packed) {
@@ -56,7 +62,7 @@ template <class T> inline Vector<T, CHUNK> expanded(const T *values, uint32_t ma
     for (; mask; mask &= mask - 1) lanes[__builtin_ctz(mask)] = load<T>(values++);
     return load<Vector<T, CHUNK>>(lanes);
 }
-template <class T> inline void store_lanes(T *out, Vector<T, CHUNK> values, uint32_t lanes) {
+template <class T> inline void store_lanes(T *out, Vector<T, CHUNK> values, uint32_t lanes, bool) {
     if (lanes == ALL) return store(out, values);
     std::memcpy(out, &values, __builtin_popcount(lanes) * sizeof *out);
 }
@@ -84,10 +90,12 @@ inline U16x32 looked_up(U16x32 codes, U16x32 table) {
     for (int lane = 0; lane < CHUNK; lane++) codes[lane] = table[codes[lane]];
     return codes;
 }
-inline void store_lanes(uint16_t *out, const U16 (&parts)[CHUNK / LANES], uint32_t present, uint32_t lanes) {
+inline void store_lanes(uint16_t *out, const U16 (&parts)[CHUNK / LANES], uint32_t present, uint32_t lanes,
+                        bool past_caches) {
     const U16x32 values = load<U16x32>(parts);
-    store_lanes(out, present == ALL ? values : values & -ones_of(present), lanes);
+    store_lanes(out, present == ALL ? values : values & -ones_of(present), lanes, past_caches);
 }
+inline void end_stores() {}
 #endif
 
 // 32 fields of 4 bits as bytes, the lower one first.
@@ -129,7 +137,7 @@ template <bool is_fp16> inline Scale scale_at(const uint16_t *pair) {
 
 // Codes, bytes, as code · factor + minimum, each to the lane of its one of the mask; 0 elsewhere.
 template <bool is_fp16>
-inline void scale(uint16_t *out, const uint8_t *codes, uint32_t mask, uint32_t lanes, const Scale &by) {
+inline void scale(uint16_t *out, const uint8_t *codes, uint32_t mask, uint32_t lanes, const Scale &by, bool past_caches) {
     uint8_t spread[CHUNK];
     U16 rounded[CHUNK / LANES];
     store(spread, expanded(codes, mask));
@@ -138,7 +146,7 @@ inline void scale(uint16_t *out, const uint8_t *codes, uint32_t mask, uint32_t l
         const F32 total = with_one_nan(steps * by.factor + by.minimum);
         rounded[part] = is_fp16 ? fp16_patterns(total) : bf16_patterns(total);
     }
-    store_lanes(out, rounded, mask, lanes);
+    store_lanes(out, rounded, mask, lanes, past_caches);
 }
 
 }  // namespace nearflash

@@ -102,7 +102,7 @@ template <bool is_fp16, int code_bits> struct Sections {
 };
 
 template <bool is_fp16, int code_bits>
-void expand_block(const Expansion &x, const Block &block, uint16_t *out) {
+void expand_block(const Expansion &x, const Block &block, uint16_t *out, bool past_caches) {
     const Sections<is_fp16, code_bits> sections(x.stream + block.begin, block, x.layout.has_bitmap);
     constexpr int entries = 2 * ((1 << code_bits) - 1) + 4;
     uint8_t book[16]{};
@@ -144,9 +144,9 @@ void expand_block(const Expansion &x, const Block &block, uint16_t *out) {
             lower = exponent << 7 | (high & 127);
             upper = (high & 128) | exponent >> 1;
         }
-        store_joined(values + at, lower, upper, lanes);
+        store_joined(values + at, lower, upper, lanes, past_caches && !x.layout.has_bitmap);
     }
-    if (x.layout.has_bitmap) spread(sections.bitmap, values, block.elements, out);
+    if (x.layout.has_bitmap) spread(sections.bitmap, values, block.elements, out, past_caches);
 }
 
 }  // namespace
@@ -158,10 +158,12 @@ void find_groups(const Groups *groups, Found *found) { *found = find_all(*groups
 void expand_blocks(const Expansion *x) {
     const auto expand = x->layout.is_fp16 ? (x->layout.code_bits == 2 ? expand_block<true, 2> : expand_block<true, 1>)
                                           : (x->layout.code_bits == 2 ? expand_block<false, 2> : expand_block<false, 1>);
+    const bool past_caches = x->blocks * x->layout.block_elements * int64_t(sizeof *x->out) > CACHED_BYTES;
     uint16_t *out = x->out;
     for (int64_t block = 0; block < x->blocks; block++) {
-        expand(*x, x->table[block], out);
+        expand(*x, x->table[block], out, past_caches);
         out += x->table[block].elements;
     }
+    end_stores();
 }
 }

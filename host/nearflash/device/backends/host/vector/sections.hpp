@@ -12,6 +12,7 @@ namespace nearflash {
 enum Fault : int32_t { NONE, LENGTH = 2, COUNT, CHECKSUM };  // nearflash.abi.topk.StreamFault
 
 constexpr int64_t SECTION_BYTES = 64;
+constexpr int64_t CACHED_BYTES = 1 << 19;  // of dense output at once, that the caches are to hold for who reads it next
 
 // What became of groups: `place` is the row or block of the fault, or its group where it is in none of these; parts are
 // the rows or blocks found, `at` where the groups end.
@@ -79,9 +80,10 @@ template <class Call> inline void for_chunks(const uint8_t *bitmap, int64_t colu
 }
 
 // A row from its bitmap and its values.
-template <class T> inline void spread(const uint8_t *bitmap, const T *values, int64_t columns, T *out) {
+template <class T>
+inline void spread(const uint8_t *bitmap, const T *values, int64_t columns, T *out, bool past_caches) {
     for_chunks(bitmap, columns, [&](int64_t first, uint32_t mask, uint32_t lanes) {
-        store_lanes(out + first, expanded(values, mask), lanes);
+        store_lanes(out + first, expanded(values, mask), lanes, past_caches);
         values += __builtin_popcount(mask);
     });
 }
