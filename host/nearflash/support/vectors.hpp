@@ -60,8 +60,8 @@ inline F32 number_of(I32 bits) { return (F32)bits; }
 inline F32 with_one_nan(F32 x) { return x == x ? x : number_of(splat(NAN_BITS)); }
 
 // fma: a·b + c, rounded once. fp16_values: exact; fp16_patterns: rounded to nearest even. widen: bytes or words as
-// integers; words_of, bytes_of: their lower bits; any_below: whether a lane is less. (Of plain C++ GCC makes code that goes lane
-// by lane.)
+// integers; words_of, bytes_of: their lower bits; any_below: whether a lane is less; round_down: to an integer, of less than
+// 2^31; times_power: x·2^n of integers n from -126 to 127. (Of plain C++ GCC makes code that goes lane by lane.)
 #if defined(NEARFLASH_AVX512)
 inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 inline F32 square_root(F32 values) { return _mm512_sqrt_ps(values); }
@@ -72,6 +72,8 @@ inline I32 widen(U16 words) { return (I32)_mm512_cvtepu16_epi32((__m256i)words);
 inline U16 words_of(I32 x) { return (U16)_mm512_cvtepi32_epi16((__m512i)x); }
 inline U8 bytes_of(I32 x) { return (U8)_mm512_cvtepi32_epi8((__m512i)x); }
 inline bool any_below(I32 x, int32_t bound) { return _mm512_cmplt_epi32_mask((__m512i)x, _mm512_set1_epi32(bound)); }
+inline F32 round_down(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline F32 times_power(F32 x, F32 n) { return _mm512_scalef_ps(x, n); }
 #elif defined(NEARFLASH_AVX2)
 inline F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
 inline F32 square_root(F32 values) { return _mm256_sqrt_ps(values); }
@@ -111,6 +113,14 @@ inline bool any_below(I32 x, int32_t bound) {
     for (int lane = 0; lane < LANES; lane++) found |= x[lane] < bound;
     return found;
 }
+#endif
+
+#if !defined(NEARFLASH_AVX512)
+inline F32 round_down(F32 x) {
+    const F32 whole = __builtin_convertvector(__builtin_convertvector(x, I32), F32);
+    return whole > x ? whole - 1.0f : whole;
+}
+inline F32 times_power(F32 x, F32 n) { return x * number_of((__builtin_convertvector(n, I32) + 127) << 23); }
 #endif
 
 inline F32 bf16_values(U16 patterns) { return number_of(widen(patterns) << 16); }

@@ -89,13 +89,10 @@ inline F32 fold(F32 (&vectors)[LANES]) {
 inline F32 exp_of(F32 x) {
     constexpr float polynomial[] = {1.535336188319500e-4f, 1.339887440266574e-3f, 9.618437357674640e-3f,
                                     5.550332471162809e-2f, 2.402264791363012e-1f, 6.931472028550421e-1f, 1.0f};
-    const F32 least = splat(-87.0f), y = larger(x, least) * LOG2E, half_up = y + 0.5f;
-    I32 n = __builtin_convertvector(half_up, I32);
-    n += __builtin_convertvector(n, F32) > half_up;  // rounded down, not to zero
-    const F32 f = y - __builtin_convertvector(n, F32);
+    const F32 least = splat(-87.0f), y = larger(x, least) * LOG2E, n = round_down(y + 0.5f), f = y - n;
     F32 p = splat(polynomial[0]);
     for (int factor = 1; factor < 7; factor++) p = fma(p, f, splat(polynomial[factor]));
-    return x > least ? p * number_of((n + 127) << 23) : F32{};
+    return x > least ? times_power(p, n) : F32{};
 }
 
 // The scalar product of fp32 numbers with fp16 ones.
