@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nearflash.offload import OffloadedModel, generate, generation
+from nearflash.offload.machine.plan import crossing_fraction, model_shape
 from nearflash.offload.tiers.link import DeviceLink
 from nearflash.planning.policy import OffloadPolicy, Shares
 
@@ -127,3 +128,15 @@ def test_parameters_are_of_the_far_memory(saved, prompts, monkeypatch):
         outside = [each for each in opened.model.parameters() if not each.is_meta]
         assert outside and all(each.untyped_storage().data_ptr() in theirs for each in outside)
     assert len(seen) == 4 * 9 and all(seen)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.full)])
+def test_what_crosses_of_small_matrices_is_the_plans_to_the_byte(compressed, prompts, monkeypatch, family):
+    """Vectors lie between matrices of less than a block, and experts are parts of one parameter."""
+    folder, own = compressed("groups", 4, family), OffloadPolicy(3, 2, DISK, GPU, GPU)
+    found = generate(folder, prompts(6), own, max_new_tokens=6)
+    shape, _ = model_shape(folder)
+    planned = 6 * shape.weight_bytes(16, crossing_fraction(folder))[0]
+    assert found.report.link_bytes["weights host to gpu"] == pytest.approx(planned, abs=1)
+    monkeypatch.setattr(generation, "DeviceLink", DeviceLink)
+    assert found.tokens == generate(folder, prompts(6), own, max_new_tokens=6).tokens

@@ -32,6 +32,21 @@ def test_spans_alone_are_copied_and_counted(apart):
     assert links == {"weights host to gpu": 17 + 20, "cache gpu to host": 1}
 
 
+def test_neighbours_are_one_copy(apart, monkeypatch):
+    """In any order; those that lie apart are not joined."""
+    link, links = apart
+    copies, copy = [], torch.Tensor.copy_
+
+    def note(self, *args, **options):
+        copies.append(len(self))
+        return copy(self, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", note)
+    buffer = link.buffer(1000)
+    link.push("weights", buffer.host, buffer.memory, [(300, 400), (100, 200), (0, 100), (401, 500)])
+    assert copies == [200, 100, 99] and links == {"weights host to gpu": 399}
+
+
 def test_a_value_that_is_placed_is_a_copy(apart):
     link, links = apart
     value = torch.arange(5.0)

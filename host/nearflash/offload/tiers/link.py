@@ -112,10 +112,20 @@ class DeviceLink:
         """Copy and count. In one memory bytes may have another place, but they do not cross."""
         if source.data_ptr() == target.data_ptr():
             return
-        for first, last in spans if spans is not None else [(0, len(source))]:
+        for first, last in _join_neighbours([(0, len(source))] if spans is None else spans):
             target[first:last].copy_(source[first:last], non_blocking=True)
             if not self.one_memory:
                 self._count(link, last - first)
+
+
+def _join_neighbours(spans: Spans) -> Spans:
+    """Spans in their order, those that touch as one: each is a copy."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if joined and first == joined[-1][1]:
+            first = joined.pop()[0]
+        joined.append((first, last))
+    return joined
 
 
 class StagedBuffer:

@@ -137,7 +137,7 @@ class BufferLayout:
         """
         bounds = sorted((offset, offset + source.size_bytes) for offset, source in self._places.values())
         read = [span for span in bounds if span[0] < self.stored_end]
-        return _join_near(read), _join_near(bounds[len(read) :])
+        return read, bounds[len(read) :]
 
     @property
     def is_checked(self) -> bool:
@@ -200,16 +200,6 @@ class BufferLayout:
 
 def _key(tensor: WeightsTensor) -> tuple[str, int]:
     return str(tensor.path), tensor.offset
-
-
-def _join_near(bounds: Spans) -> Spans:
-    """Ascending parts, those with little between them as one: a copy more costs as much."""
-    joined: list[tuple[int, int]] = []
-    for first, last in bounds:
-        if joined and first - joined[-1][1] < BLOCK_BYTES:
-            first = joined.pop()[0]
-        joined.append((first, last))
-    return joined
 
 
 def _is_direct(source: Source) -> bool:
