@@ -74,8 +74,9 @@ def test_rows(small):
     assert full == 2048 * SMALL.token_bytes and rows["memory"]["flash_bytes_per_token"] == 0
     assert rows["ollm-like"]["flash_bytes_per_token"] == 3 * full and rows["model"]["flash_bytes_per_token"] == 0
     page = rows["sparf-page"]
-    # 16 groups of 129, of which the last is not on flash; the index was read before.
-    assert page["flash_bytes_by_kind"] == {"token": full * 15 / 128, "index": 0}
+    # 16 groups of 129, of which the last is not on flash, and what was read ahead besides; the index was read before.
+    assert full * 15 / 128 <= page["flash_bytes_by_kind"]["token"] < 1.5 * full * 15 / 128
+    assert page["flash_bytes_by_kind"]["index"] == 0
     assert page["kv_memory_bytes"] == pytest.approx(2 * full / 4, rel=0.1)  # int8, of K alone
     assert page["kv_suffix_bytes"] == 2 * 512 * SMALL.token_bytes and rows["full-kv"]["kv_suffix_bytes"] == 0
     rate, last = {name: row["tokens_per_second"] for name, row in rows.items() if name}, rows[None]
@@ -83,6 +84,9 @@ def test_rows(small):
     assert last["speedup_sixteenth"] == rate["sparf-page-16th"] / rate["full-kv"]
     assert last["speedup_auto"] == rate["auto"] / rate["full-kv"] and last["auto"] == "sparf-page"
     assert 0 < last["io_roofline_fraction"] <= 1.5
+    for name, fraction in last["io_roofline_fraction_by_case"].items():
+        assert 0 < last["drive_fraction_by_case"][name] <= fraction
+        assert 0 < last["processor_fraction_by_case"][name] <= 1.05  # clocks of a step and of the process differ
 
 
 def test_pages_and_auto_are_by_the_disks_rates(small, monkeypatch):

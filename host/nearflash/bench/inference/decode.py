@@ -11,6 +11,7 @@ others        CpuEngine, or GpuEngine, by the policy of that name
 
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -113,8 +114,9 @@ def measure(case: DecodeCase, warm_up: int, steps: int) -> dict[str, Any]:
         with _prepare(case) as (step, engine):
             for _ in range(warm_up):
                 step()
-            before = engine.counters + EngineCounters()
+            before, busy_s = engine.counters + EngineCounters(), time.process_time()
             times = [time_call(step) for _ in range(steps)]
+            busy_s = time.process_time() - busy_s
             counters, memory = engine.counters - before, engine.cache_bytes
             suffixes = engine.store.suffix_bytes if isinstance(engine, PagedEngine) else 0
     finally:
@@ -130,6 +132,7 @@ def measure(case: DecodeCase, warm_up: int, steps: int) -> dict[str, Any]:
         "steps": steps,
         "flash_bytes_per_token": sum(counters.flash_bytes.values()) / made,
         "flash_bytes_by_kind": {kind: size / made for kind, size in counters.flash_bytes.items()},
+        "processor_seconds_of_a_step": busy_s / steps,
         "seconds_of_a_step": {phase: seconds / steps for phase, seconds in counters.seconds.items()},
         "kv_bytes": case.kv_bytes,
         "kv_memory_bytes": memory,

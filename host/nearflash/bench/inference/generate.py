@@ -14,6 +14,7 @@ on the text. In the parts of random numbers, where it would depend on nothing re
 Pages are as large as the disk's rates of this run ask for (setup.default_layout).
 """
 
+import os
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from nearflash.bench.offload import larger, mixture, prediction, runtime
 from nearflash.bench.options import Option, check_choices
 from nearflash.inference.calibration.choose import UNIFORM, choose_policy
 from nearflash.inference.models import load_model
-from nearflash.inference.policy.estimate import READ_DEPTH, index_bytes
+from nearflash.inference.policy.estimate import READ_DEPTH, index_bytes, read_seconds
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.inference.setup import default_layout
 from nearflash.storage.io.measure import PAGE_BYTES, Rate, measure_drive, measure_random
@@ -182,9 +183,8 @@ def _speedups(part: str, rows: dict[str, dict[str, Any]], profile: DriveProfile)
     }
     if part == TEXT:
         return {"speedup_text": page, "speedup_text_sixteenth": sixteenth, **about}
-    roofline = {
-        name: _roofline_fraction(rows[name], rows["model"], profile) for name in ("sparf-page", "sparf-page-16th")
-    }
+    chosen = {name: rows[name] for name in ("sparf-page", "sparf-page-16th")}
+    roofline = {name: _roofline_fraction(row, rows["model"], profile) for name, row in chosen.items()}
     return {
         "speedup_eighth": page,
         "speedup_sixteenth": sixteenth,
@@ -192,15 +192,28 @@ def _speedups(part: str, rows: dict[str, dict[str, Any]], profile: DriveProfile)
         "io_roofline_fraction_by_case": roofline,
         "io_roofline_of": "the larger of flash bytes over the disk's rate for such reads and of the model's own time, "
         "over the time of the step",
+        "drive_fraction_by_case": {name: _read_s(row, profile) / _step_s(row) for name, row in chosen.items()},
+        "drive_of": "flash bytes over the disk's rate for such reads, over the time of the step",
+        "processor_fraction_by_case": {
+            name: row["processor_seconds_of_a_step"] / len(os.sched_getaffinity(0)) / _step_s(row)
+            for name, row in chosen.items()
+        },
+        "processor_of": "processor seconds over processors, over the time of the step: at 1 they are the limit",
         **about,
     }
 
 
 def _roofline_fraction(row: dict[str, Any], model: dict[str, Any], profile: DriveProfile) -> float:
-    rate = profile.rate("random", row["page_bytes"], READ_DEPTH)
-    io_s = row["flash_bytes_per_token"] * row["batch"] / rate / 1e9
-    own_s, step_s = (measured["batch"] / measured["tokens_per_second"] for measured in (model, row))
-    return max(io_s, own_s) / step_s
+    return max(_read_s(row, profile), _step_s(model)) / _step_s(row)
+
+
+def _read_s(row: dict[str, Any], profile: DriveProfile) -> float:
+    """Seconds that the drive takes for the bytes of a step."""
+    return read_seconds(row["flash_bytes_per_token"] * row["batch"], profile, row["page_bytes"])
+
+
+def _step_s(row: dict[str, Any]) -> float:
+    return float(row["batch"] / row["tokens_per_second"])
 
 
 def _profile() -> DriveProfile:
