@@ -30,8 +30,8 @@ _READERS = 4
 """Threads that wait for KV page groups, each for those of a part."""
 _AHEAD_READERS = 2
 """And for those that are read ahead: the first sequences' come first."""
-_AHEAD_BYTES = 32 << 20
-"""Most that is read ahead of a call."""
+_AHEAD_BYTES = 16 << 20
+"""Most that is read ahead of a call; more would not be read into memory that is used again (storage.io.reuse)."""
 
 
 class PagedEngine(StoreEngine):
