@@ -116,13 +116,14 @@ struct attend_tiny {
     static constexpr std::int64_t gather_slots = 2;
     static constexpr std::int64_t query_rows = 1024;
     static constexpr std::int64_t score_blocks = 8;
-    static constexpr std::int64_t score_entries = 131072;
+    static constexpr std::int64_t score_entries = 32768;
     static constexpr std::int64_t selector_keys = 4096;
     static constexpr std::int64_t luns = 4;
     static constexpr std::int64_t page_bytes = 4096;
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::uint64_t digest = 0x1b49b96f9fb55ad4ull;
+    static constexpr std::int64_t mask_beats = 1024;
+    static constexpr std::uint64_t digest = 0x465dd476cc5c6ee4ull;
 };
 struct attend_pynq_z2 {
     static constexpr std::int64_t channels = 1;
@@ -137,6 +138,7 @@ struct attend_pynq_z2 {
     static constexpr std::int64_t page_bytes = 4096;
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t mask_beats = 0;
     static constexpr std::uint64_t digest = 0xfbc306f4d155cd0full;
 };
 struct attend_smartssd {
@@ -152,6 +154,7 @@ struct attend_smartssd {
     static constexpr std::int64_t page_bytes = 16384;
     static constexpr std::int64_t clock_hz = 300000000;
     static constexpr std::int64_t port_bits = 512;
+    static constexpr std::int64_t mask_beats = 0;
     static constexpr std::uint64_t digest = 0x9e02961c9091e388ull;
 };
 struct attend_smartssd_tiny {
@@ -167,6 +170,7 @@ struct attend_smartssd_tiny {
     static constexpr std::int64_t page_bytes = 4096;
     static constexpr std::int64_t clock_hz = 100000000;
     static constexpr std::int64_t port_bits = 512;
+    static constexpr std::int64_t mask_beats = 0;
     static constexpr std::uint64_t digest = 0xb529bd76fb4ea976ull;
 };
 struct attend_zynq7045 {
@@ -182,6 +186,7 @@ struct attend_zynq7045 {
     static constexpr std::int64_t page_bytes = 16384;
     static constexpr std::int64_t clock_hz = 285000000;
     static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t mask_beats = 0;
     static constexpr std::uint64_t digest = 0xdf5e2090dcaee166ull;
 };
 struct attend_zu17eg {
@@ -197,6 +202,7 @@ struct attend_zu17eg {
     static constexpr std::int64_t page_bytes = 16384;
     static constexpr std::int64_t clock_hz = 300000000;
     static constexpr std::int64_t port_bits = 64;
+    static constexpr std::int64_t mask_beats = 0;
     static constexpr std::uint64_t digest = 0xc91473e1d2963cf0ull;
 };
 struct expand_tiny {

@@ -36,6 +36,19 @@ def test_room_of_a_build(changes, contexts, fits):
     assert replace(HEAD, **changes).fits(BUILD, contexts) is fits
 
 
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({"mode": Mode(0), "tokens": 4096}, True),  # 8,192 score entries
+        ({"mode": Mode(0), "tokens": 2728, "group": 3}, True),
+        ({"mode": Mode(0), "tokens": 2729, "group": 3}, False),  # 683 lines for each query head, of 2,048 lines
+    ],
+)
+def test_heads_that_take_lines_have_the_whole_store_whatever_the_contexts(changes, fits):
+    build = replace(BUILD, mask_beats=256)
+    assert [replace(HEAD, **changes).fits(build, contexts) for contexts in (1, 4)] == [fits, fits]
+
+
 def test_passes_need_score_blocks_unless_dense():
     narrow, head = replace(BUILD, score_blocks=4), replace(HEAD, dim=4, group=5)
     assert not head.fits(narrow, 4)

@@ -75,6 +75,8 @@ def test_a_build_without_split_masters_has_the_map_and_the_digest_from_before_th
         ({"luns": 128}, "luns must be 0 or a power of two, 2 to 64, not 128"),
         ({"page_bytes": 2048}, "page_bytes must be a power of two, 4096 to 16384, not 2048"),
         ({"port_bits": 96}, "port_bits must be 64, 128, 256 or 512, not 96"),
+        ({"mask_beats": 32}, "mask_beats must be 0 or a power of two, 64 to 32768, not 32"),
+        ({"mask_beats": 1000}, "mask_beats must be 0 or a power of two, 64 to 32768, not 1000"),
     ],
 )
 def test_parameters_of_an_attend_build_that_do_not_fit_together(change: dict[str, int], message: str) -> None:

@@ -96,6 +96,14 @@ def test_heads_in_flight_together_equal_the_model(device, contexts) -> None:
     assert all(one.completion.faults == Fault(0) for one in done.heads)
 
 
+def test_heads_wait_for_lines_of_the_selection_store(device) -> None:
+    """Each takes 3,000 of 8,192 lines: two are scanned at once, those behind them as lines come back, and wrap."""
+    many = settings(Mode.PROBABILITY, dim=16, top_k=25, local_window=8), 1500, 8
+    heads = [random_vector(*many, seed=30 + index, head=index) for index in range(5)]
+    assert 2 * 3000 < device.identity.config.score_entries // 4 < 3 * 3000
+    assert not run(device, heads, nand=False, contexts=4)[1]
+
+
 def test_counters_count_the_pages_of_the_heads(device) -> None:
     heads = vectors(3)
     done, _ = run(device, heads, nand=True)

@@ -64,3 +64,11 @@ def test_a_tail_is_scored_from_its_groups():
     assert ragged.phases["scan_cycles"] > whole.phases["scan_cycles"]
     short = simulate(CONFIG, part, Load(SETTINGS, 100, 1, 1 / 8), 4)
     assert short.channel_busy_fraction > 0
+
+
+def test_heads_that_fill_the_store_overlap_where_they_take_its_lines():
+    part, load = nand_part("slc-1400"), Load(SETTINGS, 8192, 4, 1 / 8)
+    alone = simulate(replace(CONFIG, score_entries=4096), part, load, 1, heads=8)
+    taken = simulate(replace(CONFIG, score_entries=4096, mask_beats=256), part, load, 4, heads=16)
+    assert alone.channel_busy_fraction < 0.8 < 0.86 < taken.channel_busy_fraction
+    assert taken.phases["gather_cycles"] > alone.phases["gather_cycles"]  # beside the next one's scan

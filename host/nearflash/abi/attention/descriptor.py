@@ -111,11 +111,11 @@ class AttendDescriptor:
         rows = passes * self.dim // 4
         slots = config.gather_slots * config.query_rows // config.contexts
         entries = -(-self.tokens // self.group_tokens) if self.mode & Mode.PAGE else self.tokens
-        scored = (
-            passes <= config.score_blocks
-            and entries <= config.selector_keys
-            and entries * self.group <= config.score_entries // contexts
-        )
+        if config.mask_beats:  # it takes lines of four entries as it needs them
+            stored, room = -(-entries // 4) * 4, config.score_entries
+        else:
+            stored, room = entries, config.score_entries // contexts
+        scored = passes <= config.score_blocks and entries <= config.selector_keys and stored * self.group <= room
         return rows <= min(config.query_rows // contexts, slots) and (bool(self.mode & Mode.DENSE) or scored)
 
 

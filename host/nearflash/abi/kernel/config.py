@@ -189,6 +189,10 @@ class AttendConfig(KernelConfig):
     """Data width of the memory port. Inside, 8 bytes a cycle are read: a wider port serves fewer, longer beats."""
     nand: NandTiming = _SLC
     """What the controllers count with; without LUNs it means nothing."""
+    mask_beats: int = field(default=0, metadata={"later": True})
+    """Beats of four entries that masks of selected heads may wait in for their walk. With them a head has the entries
+    that it needs from its scan to the end of its selection, whatever the contexts in use; without (0) each context has
+    an equal share of the entries, and a selection waits while its mask is walked."""
     kernel: str = "attend"
 
     def __post_init__(self) -> None:
@@ -207,6 +211,8 @@ class AttendConfig(KernelConfig):
             "luns": (self.luns == 0 or power(self.luns, 2, 64)[0], "0 or a power of two, 2 to 64"),
             "page_bytes": power(self.page_bytes, 4096, 16384),
             "port_bits": (self.port_bits in _PORT_WIDTHS_BITS, "64, 128, 256 or 512"),
+            "mask_beats": (self.mask_beats == 0 or power(self.mask_beats, 64, 1 << 15)[0],
+                           "0 or a power of two, 64 to 32768"),
         })  # fmt: skip
 
     @property
@@ -293,7 +299,8 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
         UpdateConfig("pynq-z2", lanes=1, port_bits=64, outstanding_bursts=8, burst_bytes=128, clock_hz=100_000_000),
         UpdateConfig("zynq7010", lanes=1, port_bits=64, outstanding_bursts=4, burst_bytes=128, clock_hz=100_000_000),
         AttendConfig("tiny", channels=2, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=1024, score_blocks=8,
-                     score_entries=1 << 17, selector_keys=4096, luns=4, page_bytes=4096, clock_hz=100_000_000),
+                     score_entries=1 << 15, selector_keys=4096, luns=4, page_bytes=4096, clock_hz=100_000_000,
+                     mask_beats=1024),
         AttendConfig("pynq-z2", channels=1, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=2048,
                      score_blocks=8, score_entries=8192, selector_keys=4096, luns=0, page_bytes=4096,
                      clock_hz=100_000_000),

@@ -6,7 +6,9 @@
     channels ─► ScoreArbiter ─► Selection ─► masks ─► TokenWalker         channels ◄─ PageDelivery ◄────┘
     channels ─► Finish ─► out, completions
 
-docs/contracts/attention.md draws the heads' way through them. All memory traffic is on gmem0: five readers share its
+docs/contracts/attention.md draws the heads' way through them. With `mask_beats` an EntryRing gives heads their lines of
+the selection's store, and a TokenWalker of its own has the unindexed suffixes, which would wait for gathers else: scans
+of the next heads end while those before are gathered. All memory traffic is on gmem0: five or six readers share its
 read channels, Finish has its write channels; where the port has more than 64 bits, a ReadWidener and a WriteWidener
 stand before it. With LUNs a batch may also be one of page operations: then PageMover has the channels, a place among
 the readers, and the write channels.
@@ -27,6 +29,7 @@ from nearflash.abi.registers import ATTEND
 from nearflash.gateware.attention.control.batch import Batch
 from nearflash.gateware.attention.control.channel import Channel
 from nearflash.gateware.attention.control.contexts import ContextTable
+from nearflash.gateware.attention.control.entry_ring import LINE_ENTRIES_LOG2, EntryRing
 from nearflash.gateware.attention.control.finish import Finish
 from nearflash.gateware.attention.control.memory import MemorySource
 from nearflash.gateware.attention.control.nand_requests import connect_operation_reads
@@ -95,7 +98,14 @@ class AttendKernel(wiring.Component):
         m.submodules.contexts = self._contexts = ContextTable(config)
         m.submodules.scan = self._scan = ScanWalker(config)
         m.submodules.tokens = self._tokens = TokenWalker(config)
-        m.submodules.router = self._router = RequestRouter(config, 3 if config.luns else 2)
+        self._tails = self._tokens
+        if config.mask_beats:
+            m.submodules.tails = self._tails = TokenWalker(config)
+            m.submodules.ring = self._ring = EntryRing(config.contexts, config.score_entries >> LINE_ENTRIES_LOG2)
+        # In the order of their requests' places in the router: the last one goes first.
+        self._walkers: list[Any] = [self._scan, *([self._tails] if config.mask_beats else []), self._tokens]
+        yields = len(self._walkers) - 1 if config.mask_beats else None
+        m.submodules.router = self._router = RequestRouter(config, len(self._walkers) + bool(config.luns), yields)
         m.submodules.memory = self._memory = MemorySource(config)
         m.submodules.sealed = self._sealed = SealedChecker()
         m.submodules.pages = self._pages = PageDelivery(config.channels, config.contexts)
@@ -125,7 +135,7 @@ class AttendKernel(wiring.Component):
         selection, finish, values = self._selection, self._finish, self._registers.values
         for source, sink in (
             (contexts.o_free, prepare.i_context), (prepare.o, contexts.i),
-            (prepare.o_scan, scan.i), (prepare.o_mask, scan.i_mask), (contexts.o_tail, tokens.i_tail),
+            (prepare.o_scan, scan.i), (prepare.o_mask, scan.i_mask), (contexts.o_tail, self._tails.i_tail),
             (contexts.o_dense, tokens.i_dense), (contexts.o_slot, tokens.i_slot), (scan.o_end, contexts.i_end[0]),
             (tokens.o_end, contexts.i_end[1]), (contexts.o_select, selection.i_command),
             (selection.o_start, tokens.i_start), (selection.o_mask, tokens.i_mask),
@@ -149,14 +159,22 @@ class AttendKernel(wiring.Component):
             scan.credit_valid.eq(contexts.credit_valid),
             scan.credit.eq(contexts.credit),
             scan.room.eq(self._router.room),
-            tokens.plan_valid.eq(prepare.o.valid & prepare.o.ready),
-            tokens.plan_context.eq(prepare.o.payload.select.context),
-            tokens.plan.eq(prepare.o.payload.token),
+            *(
+                statement
+                for walker in self._walkers[1:]
+                for statement in (
+                    walker.plan_valid.eq(prepare.o.valid & prepare.o.ready),
+                    walker.plan_context.eq(prepare.o.payload.select.context),
+                    walker.plan.eq(prepare.o.payload.token),
+                )
+            ),
             finish.i_alpha.payload.eq(alpha.payload),
             # Finish listens; the context table takes the item, so that both see it once.
             finish.i_alpha.valid.eq(alpha.valid & alpha.ready),
             Cat(selection.i_scale.valid, selection.i_scale.write).eq(Cat(prepare.scale_valid, prepare.scale)),
         ]
+        if self.config.mask_beats:
+            self._connect_ring(m)
         # Broadcasts: the context's constants, and where a head's sums are.
         described: list[Any] = [selection, self._pages, self._scores, *self._channels]
         gathering: list[Any] = [finish, *self._channels]
@@ -165,11 +183,25 @@ class AttendKernel(wiring.Component):
         for unit in gathering:
             m.d.comb += [unit.i_gather.valid.eq(tokens.gather_valid), unit.i_gather.write.eq(tokens.gather)]
 
+    def _connect_ring(self, m: Module) -> None:
+        """A head's lines: taken before its scan, given back when it is selected or ends; hurry where one waits."""
+        ring, prepare, selection, finish = self._ring, self._prepare, self._selection, self._finish
+        wiring.connect(m, self._tails.o_end, self._contexts.i_end[2])
+        wiring.connect(m, prepare.o_lines, ring.i)
+        m.d.comb += [
+            selection.i_base.valid.eq(ring.i.valid & ring.i.ready),
+            selection.i_base.context.eq(ring.i.payload.context),
+            selection.i_base.line.eq(ring.base),
+            ring.give_back[0].eq(selection.done),
+            ring.give_back[1].eq(Cat(finish.o_free.valid & finish.o_free.ready, finish.o_free.payload)),
+        ]
+        m.d.sync += self._router.hurry.eq(ring.waits)
+
     def _connect_requests(self, m: Module) -> None:
         """From the walkers to the page sources; pages from memory to their channels."""
         router, memory, sealed, pages = self._router, self._memory, self._sealed, self._pages
         for source, sink in (
-            (self._scan.o, router.i[0]), (self._tokens.o, router.i[1]), (router.o_memory, memory.i),
+            *((walker.o, router.i[place]) for place, walker in enumerate(self._walkers)), (router.o_memory, memory.i),
             (memory.o_header, pages.i), (memory.o, sealed.i), (pages.o_page_tag, sealed.i_page_tag),
             (sealed.o, pages.i_codeword),
         ):  # fmt: skip
@@ -206,6 +238,7 @@ class AttendKernel(wiring.Component):
     def _connect_memory(self, m: Module) -> None:
         """The readers share the port; their first errors are kept until the next batch."""
         readers: list[Any] = [self._prepare, self._scan, self._tokens, self._memory]
+        readers += [self._tails] if self.config.mask_beats else []
         buses = [*(reader.bus for reader in readers), self._finish.read_bus]
         if self.config.luns:
             m.submodules.mover = self._mover = PageMover(self._inner)
@@ -233,7 +266,7 @@ class AttendKernel(wiring.Component):
     def _connect_mover(self, m: Module) -> None:
         """A batch's numbers, its ends and the write channels belong to heads or to page operations."""
         mover, batch, prepare, finish = self._mover, self._batch, self._prepare, self._finish
-        connect_operation_reads(m, mover.o_request, self._router.i[2])
+        connect_operation_reads(m, mover.o_request, self._router.i[len(self._walkers)])
         for port, channel in zip(mover.channel, self._channels, strict=True):
             wiring.connect(m, port, channel.pages)
         m.d.comb += [
@@ -256,8 +289,9 @@ class AttendKernel(wiring.Component):
     def _count(self, m: Module) -> None:
         """Events in a register on their way to the counters: they come from everywhere."""
         widths = {name: 4 for name in (*_SUMMED, *_ENGINE_SUMMED)} | {"codewords_asked": 8}
+        widths |= {"token_requests": 2} if self.config.mask_beats else {}
         bus, phases, finish = self.m_axi_gmem0, self._contexts.phases, self._finish
-        walkers = (self._scan.o, self._tokens.o)  # either may ask in a cycle, or both
+        walkers = [walker.o for walker in self._walkers]  # each may ask in a cycle
         asked = [Signal(5, name=f"asked_codewords_{index}") for index in range(2 * len(walkers))]  # a cycle later
         halves = [(o, half) for o in walkers for half in range(2)]
         for (o, half), codewords in zip(halves, asked, strict=True):
@@ -267,7 +301,7 @@ class AttendKernel(wiring.Component):
             "heads_done": finish.o_free.valid & finish.o_free.ready,
             "heads_faulty": finish.o_free.valid & finish.o_free.ready & finish.faulty,
             "index_requests": self._scan.o.valid & self._scan.o.ready,
-            "token_requests": self._tokens.o.valid & self._tokens.o.ready,
+            "token_requests": sum((o.valid & o.ready for o in walkers[2:]), walkers[1].valid & walkers[1].ready),
             "codewords_asked": sum(asked),
             **{name: sum(channel.events[event] for channel in self._channels) for name, event in _SUMMED.items()},
             **{

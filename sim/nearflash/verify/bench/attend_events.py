@@ -4,9 +4,11 @@
                            ▲ score buffers free                        (one way for all channels)           ─► finish
 
 A head goes through its phases as in the kernel; what there is once (prepare, each walker, score path, selection,
-finish) serves one head or block at a time. A lun senses a page and holds it until it is read out: the kernel does
-without cache reads. A link serves pages in the order in which they are ready. Pages of a block lie on consecutive
-luns. Selected pages are random: clustering is for recorded traffic to tell.
+finish) serves one head or block at a time. Builds with `mask_beats` give a head its lines of the selection's store from
+its scan to the end of its selection, queue masks, and let scans go first while a head waits for lines. A lun senses a
+page and holds it until it is read out: the kernel does without cache reads. A link serves pages in the order in which
+they are ready. Pages of a block lie on consecutive luns. Selected pages are random: clustering is for recorded traffic
+to tell.
 
 Times are clock cycles. `Cycles` holds what the gateware's docstrings state; runs of the RTL correct it.
 Limits: no bit errors, no programs or erases, a memory that is never slow, groups of tokens on NAND only.
@@ -24,7 +26,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.kernel.config import AttendConfig
 from nearflash.model.attention.memory.settings import HeadSettings
 from nearflash.sim.nand.parts import NandPart
-from nearflash.verify.bench.channel_events import IndexQueue, Server, Walker
+from nearflash.verify.bench.channel_events import IndexQueue, Server, Walker, YieldingPort
 from nearflash.verify.fixtures.nand_channel import ChannelEvents, ChannelTiming, EventClock, Request
 
 __all__ = ["Cycles", "Load", "LoadMeans", "simulate"]
@@ -97,7 +99,11 @@ class _Kernel:
         self._prepare, self._scores, self._finish = (Server(self.clock) for _ in range(3))
         buffers = config.score_blocks // self._passes
         self._index_queues = [IndexQueue(channel, buffers) for channel in self.channels]
-        self._scan_walk, self._gather_walk = Walker(self.clock, self._index_queues), Walker(self.clock, self.channels)
+        ports = [YieldingPort(channel, lambda: bool(self._placing)) for channel in self.channels]
+        self._scan_walk, self._gather_walk = Walker(self.clock, self._index_queues), Walker(self.clock, ports)
+        self._rows = -(-load.settings.entries(load.tokens) // _LANES)
+        self._lines, self._mask_beats = config.score_entries // _LANES, config.mask_beats
+        self._placing, self._marked = deque[_Head](), deque[_Head]()
         self._blocks: deque[tuple[_Head, int]] = deque()
         self._slots, self._selecting = config.gather_slots, False
         self._scored_heads, self._starting = deque[_Head](), deque[_Head]()
@@ -115,8 +121,21 @@ class _Kernel:
     def _begin(self) -> None:
         if self._waiting:
             head = self._waiting.popleft()
-            self._prepare.serve(self.cycles.prepare + 2 * self.cycles.memory_latency, lambda: self._scan(head))
+            self._prepare.serve(self.cycles.prepare + 2 * self.cycles.memory_latency, lambda: self._place(head))
             head.times.append(self.clock.now)
+
+    def _place(self, head: _Head) -> None:
+        """Wait for lines of the store, where heads take them."""
+        if self._config.mask_beats:
+            self._placing.append(head)
+            self._take_lines()
+        else:
+            self._scan(head)
+
+    def _take_lines(self) -> None:
+        while self._placing and self._lines >= self._rows * self.load.group:
+            self._lines -= self._rows * self.load.group
+            self._scan(self._placing.popleft())
 
     def _scan(self, head: _Head) -> None:
         """Queue the blocks of a head; the tail goes with the last one."""
@@ -190,27 +209,50 @@ class _Kernel:
         self._select()
 
     def _select(self) -> None:
-        """Select of the first head whose scores are complete; the lun is free when the mask has been walked."""
+        """Select of the first head whose scores are complete; the unit is free when the mask has left it."""
         if self._selecting or not self._scored_heads:
             return
         self._selecting, head, settings = True, self._scored_heads.popleft(), self.load.settings
-        rows = -(-settings.entries(self.load.tokens) // _LANES)
         passes = 3 if settings.mode & Mode.PROBABILITY else 2
-        work = passes * rows * self.load.group + 2 * rows + self.cycles.select
+        work = passes * self._rows * self.load.group + 2 * self._rows + self.cycles.select
         self.clock.at(self.clock.now + work, lambda: self._end_selecting(head))
 
     def _end_selecting(self, head: _Head) -> None:
+        if self._config.mask_beats:
+            self._marked.append(head)
+            self._queue_mask()
+        else:
+            self._start(head)
+
+    def _queue_mask(self) -> None:
+        """The mask goes to the queue as a whole; then the selection and the lines are free."""
+        if self._marked and self._mask_beats >= self._rows:
+            self._mask_beats -= self._rows
+            self._start(self._marked.popleft())
+            self._lines += self._rows * self.load.group
+            self._take_lines()
+            self._select_next()
+
+    def _start(self, head: _Head) -> None:
         head.times.append(self.clock.now)
         self._starting.append(head)
         self._gather()
 
     def _gather(self) -> None:
         """Walk over the groups of the selected head, when a slot for its sums is free."""
-        if self._slots and self._starting:
+        if self._slots and self._starting and self._gather_walk.idle:
             self._slots -= 1
             self._gather_walk.walk(self._groups(self._starting.popleft()), self._gather_walked)
 
     def _gather_walked(self) -> None:
+        if self._config.mask_beats:
+            self._mask_beats += self._rows
+            self._queue_mask()
+            self._gather()
+        else:
+            self._select_next()
+
+    def _select_next(self) -> None:
         self._selecting = False
         self._select()
 

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from nearflash.gateware.attention.control.index_queues import IndexQueues
+from nearflash.gateware.attention.control.router import RequestRouter
 from nearflash.verify.fixtures.nand_channel import ChannelEvents, EventClock, Request
 
-__all__ = ["IndexQueue", "Server", "Walker"]
+__all__ = ["IndexQueue", "Server", "Walker", "YieldingPort"]
 
 
 class Server:
@@ -71,10 +72,27 @@ class IndexQueue:
         self._go_on()
 
 
+class YieldingPort:
+    """A channel for the walker of gathers, which goes last while `hurries()`, and then takes few places."""
+
+    def __init__(self, channel: ChannelEvents, hurries: Callable[[], bool]) -> None:
+        self._channel, self._hurries = channel, hurries
+        self.ask = channel.ask
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for a request."""
+        return self._channel.full or (self._hurries() and self._channel.queued >= RequestRouter.YIELDED)
+
+    def when_free(self, action: Callable[[], None]) -> None:
+        """Call `action` once, when a request has left."""
+        self._channel.when_free(action, last=self._hurries())
+
+
 class Walker:
     """Asks for pages one after the other, one head or block at a time; a channel or queue without a place holds it."""
 
-    def __init__(self, clock: EventClock, channels: Sequence[ChannelEvents] | Sequence[IndexQueue]) -> None:
+    def __init__(self, clock: EventClock, channels: Sequence[YieldingPort] | Sequence[IndexQueue]) -> None:
         self._clock, self._channels = clock, channels
         self.idle = True
 

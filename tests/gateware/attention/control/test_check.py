@@ -10,7 +10,8 @@ from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.check import DescriptorCheck
 
-CONFIG = CONFIGS["attend-zynq7045"]
+SHARED = CONFIGS["attend-zynq7045"]
+CONFIG = dataclasses.replace(SHARED, mask_beats=4096)
 GOOD = AttendDescriptor(
     Mode.PAGE | Mode.PROBABILITY, PageTag(7, 3, 5), 128, 5000, 4, 32, 40, 64, 16, True, 1024, IndexFormat.INT4, 8192,
     0.1275, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, top_p=60000,
@@ -36,7 +37,7 @@ def derived(one, contexts=8):
 
 
 def run(descriptors, contexts=8, config=CONFIG):
-    """(bad_field, bad, derived) of each."""
+    """(bad_field, bad, derived) of each, and its lines where heads take them."""
     unit, results = DescriptorCheck(config), []
 
     async def bench(ctx):
@@ -56,7 +57,8 @@ def run(descriptors, contexts=8, config=CONFIG):
                 cycles += 1
             assert cycles == 20 * unit.DIVISIONS
             await ctx.tick()
-            results.append((bad_field, ctx.get(unit.bad), ctx.get(unit.derived)))
+            lines = (ctx.get(unit.lines),) if config.mask_beats else ()
+            results.append((bad_field, ctx.get(unit.bad), ctx.get(unit.derived), *lines))
 
     simulator = Simulator(unit)
     simulator.add_clock(1e-6)
@@ -107,22 +109,32 @@ FIELD = [
 
 @pytest.mark.parametrize("change", FIELD, ids=str)
 def test_a_field_outside_its_range(change):
-    (bad_field, bad, _), (good_field, good, _) = run([dataclasses.replace(GOOD, **change), GOOD])
+    (bad_field, bad, *_), (good_field, good, *_) = run([dataclasses.replace(GOOD, **change), GOOD])
     assert (bad_field, bad) == (1, 1)
     assert (good_field, good) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("change", "contexts"),
+    ("change", "contexts", "build"),
     [
-        ({"block_tokens": 1024, "group_tokens": 12}, 8),  # T is no multiple of n
-        ({"mode": Mode(0), "top_p": 0, "tokens": 2049}, 8),  # 4 · 2,049 entries in 65,536 / 8
-        ({"mode": Mode(0), "top_p": 0, "tokens": 40000, "group": 1}, 1),  # more than selector_keys
+        ({"block_tokens": 1024, "group_tokens": 12}, 8, CONFIG),  # T is no multiple of n
+        ({"mode": Mode(0), "top_p": 0, "tokens": 2049}, 8, SHARED),  # 4 · 2,049 entries in 65,536 / 8
+        ({"mode": Mode(0), "top_p": 0, "tokens": 16385}, 8, CONFIG),  # 4 · 16,385 entries in 65,536
+        ({"mode": Mode(0), "top_p": 0, "tokens": 40000, "group": 1}, 1, CONFIG),  # more than selector_keys
     ],
 )
-def test_fields_that_do_not_fit_together(change, contexts):
-    (bad_field, bad, _), *_ = run([dataclasses.replace(GOOD, **change)], contexts)
+def test_fields_that_do_not_fit_together(change, contexts, build):
+    one = dataclasses.replace(GOOD, **change)
+    (bad_field, bad, *_), *_ = run([one], contexts, build)
     assert (bad_field, bad) == (0, 1)
+
+
+def test_a_head_takes_whole_lines_whatever_the_contexts():
+    work = [dataclasses.replace(GOOD, mode=Mode(0), top_p=0, tokens=tokens, group=3) for tokens in (21844, 21845)]
+    for contexts in (1, 32):
+        found = run(work, contexts)
+        assert [(bad, lines) for _, bad, _, lines in found] == [(0, 16383), (1, 16386)]
+        assert [one.fits(CONFIG, contexts) for one in work] == [True, False]
 
 
 def test_query_rows_of_a_context():

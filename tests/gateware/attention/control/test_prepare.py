@@ -13,6 +13,7 @@ from nearflash.abi.attention.faults import Fault
 from nearflash.abi.attention.pages import IndexFormat, IndexLayout
 from nearflash.abi.formats import fp32_bits
 from nearflash.abi.kernel.config import CONFIGS
+from nearflash.gateware.attention.control.entry_ring import LineTake
 from nearflash.gateware.attention.control.interfaces import HeadPlan, ScanPlan
 from nearflash.gateware.attention.control.prepare import Prepare
 from nearflash.gateware.attention.engine.interfaces import ContextRecord, MaskBeat, ScaleWrite, query_write
@@ -24,7 +25,7 @@ from nearflash.sim.stalls import STALLS
 from nearflash.verify.fixtures.query import query_rows
 from nearflash.verify.fixtures.read_memory import WithMemory
 
-CONFIG = CONFIGS["attend-zynq7045"]
+CONFIG = dataclasses.replace(CONFIGS["attend-zynq7045"], mask_beats=4096)
 DESCRIPTORS, QUERIES, SIZE = 0x100, 0x1000, 1 << 15
 ROW = query_write(CONFIG.heads_per_beat)
 
@@ -34,6 +35,7 @@ class Recorded(wiring.Component):
 
     i: In(stream.Signature(32))
     i_context: In(stream.Signature(6))
+    o_lines: Out(stream.Signature(LineTake))
     o: Out(stream.Signature(HeadPlan))
     o_scan: Out(stream.Signature(ScanPlan))
     o_mask: Out(stream.Signature(MaskBeat))
@@ -53,7 +55,7 @@ class Recorded(wiring.Component):
         m.d.comb += prepare.expired.eq(self.expired)
         for name in ("i", "i_context"):
             wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(prepare, name))
-        for name in ("o", "o_scan", "o_mask", "bus"):
+        for name in ("o_lines", "o", "o_scan", "o_mask", "bus"):
             wiring.connect(m, getattr(prepare, name), wiring.flipped(getattr(self, name)))
         for name, shape in (("record", ContextRecord), ("query", ROW), ("scale", ScaleWrite)):
             queue = m.submodules[name] = StreamQueue(shape, 512, memory="block")
@@ -96,6 +98,12 @@ class Head:
     @property
     def scans(self):
         return Mode.DENSE not in self.one.mode
+
+    @property
+    def lines(self):
+        one = self.one
+        entries = -(-one.tokens // one.group_tokens) if Mode.PAGE in one.mode else one.tokens
+        return {"context": self.context, "lines": -(-entries // 4) * one.group}
 
     @property
     def base(self):
@@ -186,7 +194,7 @@ def run(heads, good, *, runner=run_streams, expired=False, **options):
     scans = [] if expired else [head for head in good if head.scans]
     outputs = {
         "o": len(heads), "record": len(good), "query": sum(len(h.rows) for h in good), "o_scan": len(scans),
-        "scale": sum(len(h.scales) for h in good), "o_mask": sum(len(h.mask) for h in scans),
+        "scale": sum(len(h.scales) for h in good), "o_mask": sum(len(h.mask) for h in scans), "o_lines": len(scans),
     }  # fmt: skip
     inputs = {"i": [head.index for head in heads], "i_context": [head.context for head in heads]}
     dut = WithMemory(Recorded(expired=expired), words(heads), latency_cycles=options.pop("latency_cycles", 10))
@@ -201,6 +209,7 @@ def test_every_head_is_prepared(stalls):
     assert got["o"] == [head.plan for head in heads]
     assert got["o_scan"] == [head.plan["scan"] for head in heads if head.scans]
     assert got["o_mask"] == [beat for head in heads for beat in head.mask]
+    assert got["o_lines"] == [head.lines for head in heads if head.scans]
     assert got["record"] == [head.record for head in heads]
     assert got["query"] == [row for head in heads for row in head.rows]
     assert got["scale"] == [scale for head in heads for scale in head.scales]
@@ -227,6 +236,12 @@ def test_heads_with_a_fault_are_passed_on_at_once():
 def test_after_the_watchdog_no_head_is_scanned():
     heads = [Head.random(random.Random(5), 0, mode=Mode(0), reference=())]
     assert run(heads, heads, expired=True)["o"] == [heads[0].plan]
+
+
+def test_a_head_waits_for_its_lines_before_anything_of_it_is_broadcast():
+    heads = [Head.random(random.Random(5), index, mode=Mode.PAGE, reference=()) for index in range(2)]
+    cycles = run(heads, heads, runner=transfer_cycles, stalls="sink")
+    assert all(taken < record for taken, record in zip(cycles["o_lines"], cycles["record"], strict=True))
 
 
 def test_cycles_of_a_head():

@@ -57,6 +57,36 @@ def test_a_channel_without_room_holds_only_requests_for_it():
         assert not ready
         assert moved > 3 * RequestRouter.PLACES
 
+    simulate(dut, bench)
+
+
+@pytest.mark.parametrize("hurry", [0, 1])
+def test_while_others_hurry_a_walker_goes_last_and_takes_few_places(hurry):
+    dut = RequestRouter(CONFIG, yields=1)
+
+    async def bench(ctx):
+        ctx.set(dut.hurry, hurry)
+        ctx.set(dut.i[1].valid, 1)  # fills its channel, as far as it may
+        await ctx.tick().repeat(2 * RequestRouter.PLACES)
+        for index, request in enumerate(({"context": 5}, {"context": 6, "memory": 1})):
+            ctx.set(dut.i[index].payload.request, request)
+        ctx.set(dut.i[0].valid, 1)
+        await ctx.tick().repeat(2 * RequestRouter.PLACES)
+        for walker in range(2):
+            ctx.set(dut.i[walker].valid, 0)
+        ctx.set(dut.o[0].ready, 1)
+        contexts = []
+        for _ in range(2 * RequestRouter.PLACES):
+            *_, valid, context = await ctx.tick().sample(dut.o[0].valid, dut.o[0].payload.context)
+            contexts += [int(context)] * valid
+        before = contexts.index(5)
+        assert (before == RequestRouter.YIELDED) if hurry else (before >= RequestRouter.PLACES)
+        assert set(contexts[:before]) == {0}
+
+    simulate(dut, bench)
+
+
+def simulate(dut, bench):
     simulation = Simulator(dut)
     simulation.add_clock(1e-6)
     simulation.add_testbench(bench)

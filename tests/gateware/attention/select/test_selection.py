@@ -1,10 +1,10 @@
-"""The selection's mask, references and sums equal the model's; contexts overlap; modes; stalls."""
+"""The selection's mask, references and sums equal the model's; contexts overlap; masks wait; modes; stalls."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from amaranth import Module, Signal, Value
+from amaranth import C, Cat, Module, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -29,21 +29,29 @@ BUILD = AttendConfig(
     "test", channels=1, heads_per_beat=1, contexts=4, gather_slots=2, query_rows=64, score_blocks=1, score_entries=1024,
     selector_keys=256, luns=0, page_bytes=4096, clock_hz=1,
 )  # fmt: skip
+QUEUED = replace(BUILD, mask_beats=64)
+_LINES_A_HEAD = 72
+"""Of the store's 256, by which the first lines of heads lie apart: three heads, and no power of two."""
 _KINDS = (ContextRecord, ScaleWrite, ScoreRow, SelectCommand)
 _BITS = max(kind.as_shape().size for kind in _KINDS)
 
 
 class Fed(wiring.Component):
-    """The selection with one stream for all that it is told, in that order."""
+    """The selection with one stream for all that it is told, in that order; no start or mask is taken before so many
+    items of `o_alpha`."""
 
     i: In(stream.Signature(data.StructLayout({"kind": 2, "bits": _BITS})))
     o_start: Out(stream.Signature(GatherStart))
     o_mask: Out(stream.Signature(MaskBeat))
     o_alpha: Out(stream.Signature(Alpha))
 
+    def __init__(self, build: AttendConfig, alphas_first: int = 0) -> None:
+        self.build, self.alphas_first = build, alphas_first
+        super().__init__()
+
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.selection = unit = Selection(BUILD)
+        m.submodules.selection = unit = Selection(self.build)
         apart, bits, kind = Signal(range(20)), self.i.payload.bits, self.i.payload.kind
         m.d.sync += apart.eq(apart - (apart != 0))
         m.d.comb += [unit.contexts_log2.eq(2), *(port.payload.eq(bits) for port in (unit.i, unit.i_command))]
@@ -53,14 +61,27 @@ class Fed(wiring.Component):
                     m.d.comb += [self.i.ready.eq(apart == 0), unit.i_context.eq(bits << 1 | (apart == 0))]
                     with m.If(apart == 0):
                         m.d.sync += apart.eq(16)
+                        if self.build.mask_beats:
+                            line = Signal.like(unit.i_base.line)
+                            m.d.sync += line.eq(line + _LINES_A_HEAD)
+                            m.d.comb += unit.i_base.eq(Cat(C(1), ContextRecord(bits).context, line))
                 with m.Case(1):
                     m.d.comb += [self.i.ready.eq(1), unit.i_scale.eq(bits << 1 | 1)]
                 with m.Case(2):
                     m.d.comb += [unit.i.valid.eq(1), self.i.ready.eq(unit.i.ready)]
                 with m.Case(3):
                     m.d.comb += [unit.i_command.valid.eq(1), self.i.ready.eq(unit.i_command.ready)]
-        for name in ("o_start", "o_mask", "o_alpha"):
-            wiring.connect(m, getattr(unit, name), wiring.flipped(getattr(self, name)))
+        left = Signal(range(self.alphas_first + 1), init=self.alphas_first)
+        wiring.connect(m, unit.o_alpha, wiring.flipped(self.o_alpha))
+        with m.If(self.o_alpha.valid & self.o_alpha.ready & (left != 0)):
+            m.d.sync += left.eq(left - 1)
+        for name in ("o_start", "o_mask"):
+            source, sink = getattr(unit, name), getattr(self, name)
+            m.d.comb += [
+                sink.payload.eq(source.payload),
+                sink.valid.eq(source.valid & (left == 0)),
+                source.ready.eq(sink.ready & (left == 0)),
+            ]
         return m
 
 
@@ -126,7 +147,9 @@ class Head:
         return selection(found, self.budget, self.local_entry, probability=self.probability, mass=self.mass)
 
 
-def run(heads: list[Head], stalls: str = "none") -> dict[str, list[object]]:
+def run(
+    heads: list[Head], stalls: str = "none", build: AttendConfig = BUILD, alphas_first: int = 0
+) -> dict[str, list[object]]:
     """Head c goes to context c mod 4, which begins once head c - 2 is selected; its scores come meanwhile."""
     items: list[dict[str, int]] = []
     for number, head in enumerate(heads):
@@ -136,7 +159,8 @@ def run(heads: list[Head], stalls: str = "none") -> dict[str, list[object]]:
         "o_mask": sum(-(-h.entries // 4) for h in heads),
         "o_alpha": sum(len(h.scores) for h in heads),
     }
-    return run_streams(Fed(), {"i": items}, outputs, stalls=stalls, timeout_cycles=50_000, quiet_cycles=40)
+    options = {"stalls": stalls, "timeout_cycles": 50_000, "quiet_cycles": 40}
+    return run_streams(Fed(build, alphas_first), {"i": items}, outputs, **options)
 
 
 def check(heads: list[Head], got: dict[str, list[object]]) -> None:
@@ -173,10 +197,17 @@ MIXED = [
 """The last one has a context for the second time, with much smaller logits."""
 
 
-@pytest.mark.parametrize("stalls", ["none", "source", "sink", "bursty"])
-def test_equals_the_model(stalls):
+@pytest.mark.parametrize(
+    ("stalls", "build"), [("none", BUILD), ("none", QUEUED), ("source", BUILD), ("sink", QUEUED), ("bursty", BUILD)]
+)
+def test_equals_the_model(stalls, build):
     heads = MIXED if stalls == "none" else MIXED[1::2]
-    check(heads, run(heads, stalls))
+    check(heads, run(heads, stalls, build))
+
+
+def test_selections_go_on_while_masks_wait():
+    heads = MIXED[:4]
+    check(heads, run(heads, build=QUEUED, alphas_first=sum(len(head.scores) for head in heads)))
 
 
 def test_equal_scores_and_the_smallest_sizes():

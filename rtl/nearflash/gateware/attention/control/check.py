@@ -22,6 +22,7 @@ from nearflash.abi.attention.descriptor import DESCRIPTOR_BYTES, DESCRIPTOR_FIEL
 from nearflash.abi.attention.fixed_point import SCALE_LEAST_LOG2, SCALE_LIMIT_LOG2
 from nearflash.abi.formats import FP32
 from nearflash.abi.kernel.config import AttendConfig
+from nearflash.gateware.attention.control.entry_ring import LINE_BITS, LINE_ENTRIES_LOG2
 from nearflash.gateware.attention.control.interfaces import ADDRESS_BITS, BLOCK_BITS, GROUP_BITS
 from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS, TOKEN_BITS
 
@@ -70,7 +71,7 @@ class DescriptorCheck(wiring.Component):
     descriptor : In, DESCRIPTOR. contexts : In, contexts in use, a power of two.
     start : In. done : Out.
     bad_field : Out, a field is outside its range. bad : Out, when done: that, or fields that do not fit together.
-    derived : Out, Derived, when done.
+    derived : Out, Derived, when done. lines : Out, of four entries, when done; with `mask_beats` only.
     """
 
     #: Cycles from a descriptor to `bad_field`.
@@ -81,6 +82,7 @@ class DescriptorCheck(wiring.Component):
         self.config = config
         super().__init__(
             {
+                **({"lines": Out(LINE_BITS)} if config.mask_beats else {}),
                 "descriptor": In(DESCRIPTOR),
                 "contexts": In(CONTEXT_BITS + 1),
                 "start": In(1),
@@ -94,7 +96,7 @@ class DescriptorCheck(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Constants and rules in parallel, quotients one after the other."""
         m = Module()
-        one, derived = self.descriptor, self.derived
+        one = self.descriptor
         self._dense = (one.mode & Mode.DENSE) != 0
         self._page = (one.mode & Mode.PAGE) != 0
         self._constants(m)
@@ -104,16 +106,24 @@ class DescriptorCheck(wiring.Component):
 
         ragged = Signal()  # T is no multiple of n
         self._divide(m, ragged)
-        # Contexts share the entries: the fewer there are, the more each of them has.
-        room = C(self.config.score_entries) >> self._context_log2
-        total, crowded = Signal(TOKEN_BITS + 4), Signal()
-        m.d.sync += [
-            total.eq(derived.entries * one.group[:4]),
-            crowded.eq((total > room) | (derived.entries > self.config.selector_keys)),
-        ]
+        crowded = self._crowd(m)
         # A bad field makes quotients meaningless: `bad` holds either way.
         m.d.comb += self.bad.eq(self.bad_field | (~self._dense & (ragged | crowded)))
         return m
+
+    def _crowd(self, m: Module) -> Signal:
+        """Whether the head has more entries than there is room for."""
+        one, derived, crowded = self.descriptor, self.derived, Signal()
+        if self.config.mask_beats:  # whole lines, of all that there are
+            total, room = self.lines, C(self.config.score_entries >> LINE_ENTRIES_LOG2)
+            begun = (derived.entries + (1 << LINE_ENTRIES_LOG2) - 1) >> LINE_ENTRIES_LOG2
+            m.d.sync += total.eq(begun * one.group[:4])
+        else:
+            # Contexts share the entries: the fewer there are, the more each of them has.
+            total, room = Signal(TOKEN_BITS + 4), C(self.config.score_entries) >> self._context_log2
+            m.d.sync += total.eq(derived.entries * one.group[:4])
+        m.d.sync += crowded.eq((total > room) | (derived.entries > self.config.selector_keys))
+        return crowded
 
     def _constants(self, m: Module) -> None:
         """Read small tables."""

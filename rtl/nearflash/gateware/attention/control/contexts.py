@@ -114,7 +114,8 @@ class ContextTable(wiring.Component):
     -------
     start : In, pulse before a batch. contexts : In, contexts in use. watchdog : In, cycles. memory_error : In.
     i : In stream of HeadPlan.
-    i_end : array of two In streams of WalkEnd. i_done : array of `config.channels` In streams of Done.
+    i_end : array of In streams of WalkEnd, one a walker: two, or three with `mask_beats`.
+    i_done : array of `config.channels` In streams of Done.
     i_alpha : In stream of Alpha. i_finished : In stream of contexts whose completion is written.
     o_free : Out stream of free contexts. o_slot : Out stream of free slots.
     o_tail, o_dense : Out streams of contexts, to TokenWalker. o_select : Out stream of SelectCommand.
@@ -133,7 +134,7 @@ class ContextTable(wiring.Component):
                 "watchdog": In(32),
                 "memory_error": In(1),
                 "i": In(stream.Signature(HeadPlan)),
-                "i_end": In(stream.Signature(WalkEnd)).array(2),
+                "i_end": In(stream.Signature(WalkEnd)).array(3 if config.mask_beats else 2),
                 "i_done": In(stream.Signature(Done)).array(config.channels),
                 "i_alpha": In(stream.Signature(Alpha)),
                 "i_finished": In(number),

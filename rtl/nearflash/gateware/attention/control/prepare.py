@@ -6,7 +6,8 @@
                                                   └──────► ScaleCorrection ─► scales
 
 Contract: heads leave in the order of their indices. A head gets a context when its channels are chosen; then its
-record, query rows and scales are broadcast, its plan leaves on o, and, unless it is dense or has faults, on o_scan. Its
+record, query rows and scales are broadcast, its plan leaves on o, and, unless it is dense or has faults, on o_scan. In
+builds with `mask_beats` such a head takes its lines of the selection's store on o_lines before its record. Its
 selected channels leave on o_mask ahead of its plan. A head with a bad descriptor (fault DESCRIPTOR) or an infinity or a
 NaN in q (NONFINITE) leaves as a plan with that fault. After `expired` nothing leaves on o_scan and o_mask.
 
@@ -28,6 +29,7 @@ from nearflash.gateware.attention.control.check import DESCRIPTOR, DescriptorChe
 from nearflash.gateware.attention.control.correction import ScaleCorrection
 from nearflash.gateware.attention.control.dim_keys import DimKeys
 from nearflash.gateware.attention.control.dim_selector import DimSelector
+from nearflash.gateware.attention.control.entry_ring import LineTake
 from nearflash.gateware.attention.control.interfaces import HeadPlan, ScanPlan
 from nearflash.gateware.attention.control.query import QueryBuffer
 from nearflash.gateware.attention.control.rows import QueryWriter
@@ -64,6 +66,7 @@ class Prepare(wiring.Component):
     record_valid, record : Out, broadcast of ContextRecord.
     query_valid, query : Out, broadcast of query_write(config.heads_per_beat).
     scale_valid, scale : Out, broadcast of ScaleWrite.
+    o_lines : Out stream of LineTake; with `mask_beats` only.
     o : Out stream of HeadPlan. o_scan : Out stream of ScanPlan. o_mask : Out stream of MaskBeat.
     bus : Out Axi4ReadSignature. clear : In, forgets `error`. error : Out BusError.
     idle : Out, no head is in preparation.
@@ -79,6 +82,7 @@ class Prepare(wiring.Component):
         self.config = config
         super().__init__(
             {
+                **({"o_lines": Out(stream.Signature(LineTake))} if config.mask_beats else {}),
                 "descriptors_address": In(64),
                 "contexts": In(CONTEXT_BITS + 1),
                 "expired": In(1),
@@ -268,9 +272,19 @@ class Prepare(wiring.Component):
                 m.next = "SET-BASE"
         # The base is a register behind the context; record and query rows need it.
         with m.State("SET-BASE"):
-            m.next = "BROADCAST"
+            m.next = "TAKE-LINES" if self.config.mask_beats else "BROADCAST"
             with m.If(self._faults != 0):
                 m.next = "PLAN"
+        if self.config.mask_beats:
+            with m.State("TAKE-LINES"):
+                take = self.o_lines
+                m.d.comb += [
+                    take.payload.eq(Cat(self._context, self._check.lines)),
+                    # After the watchdog nothing is scanned: no head waits for lines.
+                    take.valid.eq(~self._dense & ~self.expired),
+                ]
+                with m.If(take.ready | ~take.valid):
+                    m.next = "BROADCAST"
         with m.State("BROADCAST"):
             m.d.comb += [self.record_valid.eq(1), buffer.walk.eq(1), buffer.write.eq(1)]
             m.next = "WRITE-QUERY"

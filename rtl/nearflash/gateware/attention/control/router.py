@@ -5,6 +5,8 @@ o_memory whatever its channel; one to NAND to the output of its channel.
 
 A destination without room holds back only the walkers whose next request is for it; of several that can go, the last
 walker goes first. Give the last place to the one whose requests end heads, not to the one whose requests begin them.
+While `hurry` the walker `yields` goes behind all others, and takes at most YIELDED places of a channel: scans end
+sooner, so that the store of the selection has room for the next head's.
 
 Timing: latency LATENCY cycles; one request a cycle; back-pressure: yes, after PLACES requests to a channel.
 """
@@ -26,7 +28,7 @@ class RequestRouter(wiring.Component):
     Parameters
     ----------
     config : build configuration.
-    count : walkers, at least 2.
+    count : walkers, at least 2. yields : number of the walker that goes last while `hurry`.
 
     Members
     -------
@@ -34,16 +36,19 @@ class RequestRouter(wiring.Component):
     o : array of `config.channels` Out streams of PageRequest.
     o_memory : Out stream of RoutedRequest.
     room : Out, by channel, there is a place in its queue.
+    hurry : In; only where a walker yields.
     """
 
     #: Requests that wait for a channel, beside those in its source. A block of the index goes to one channel at once.
     PLACES = 32
+    YIELDED = 16
     LATENCY = 2
 
-    def __init__(self, config: AttendConfig, count: int = 2) -> None:
-        self.count = count
+    def __init__(self, config: AttendConfig, count: int = 2, yields: int | None = None) -> None:
+        self.count, self.yields = count, yields
         super().__init__(
             {
+                **({} if yields is None else {"hurry": In(1)}),
                 "i": In(stream.Signature(RoutedRequest)).array(count),
                 "o": Out(stream.Signature(PageRequest)).array(config.channels),
                 "o_memory": Out(stream.Signature(RoutedRequest)),
@@ -69,10 +74,16 @@ class RequestRouter(wiring.Component):
 
         m.d.comb += self.room.eq(Cat(queue.i.ready for queue in channels))
         item, taken = Signal(RoutedRequest), Signal()
-        for index, queue in enumerate(walkers):
-            ahead, can = queue.o.payload, Signal(name=f"can_{index}")
+        cans = [Signal(name=f"can_{index}") for index, _ in enumerate(walkers)]
+        for index, (queue, can) in enumerate(zip(walkers, cans, strict=True)):
+            ahead = queue.o.payload
             room = Mux(ahead.request.memory, memory.i.ready, self.room.bit_select(ahead.channel, 1))
-            m.d.comb += can.eq(queue.o.valid & room)
+            goes = queue.o.valid & room
+            if index == self.yields:
+                few = Cat(channel.level < self.YIELDED for channel in channels).bit_select(ahead.channel, 1)
+                others = Cat(cans[:index], cans[index + 1 :]).any()
+                goes &= ~self.hurry | (~others & (few | ahead.request.memory))
+            m.d.comb += can.eq(goes)
             with m.If(can):
                 m.d.comb += [item.eq(ahead), taken.eq(1)]
             # The later walker wins: what it asks for lets heads end, and a full channel holds only its own requests.

@@ -16,6 +16,7 @@ from nearflash.gateware.nand.interfaces import CHANNEL_BITS
 __all__ = [
     "FAULT_BITS",
     "Alpha",
+    "ContextPulse",
     "ContextRecord",
     "Done",
     "DrainCommand",
@@ -55,6 +56,13 @@ class RequestKind(enum.Enum, shape=2):
     """K and V of a KV page group: exact scores, weights, sums."""
     PAGE = 3
     """All of one page, for a page operation: it reaches no engine."""
+
+
+class ContextPulse(data.Struct):
+    """Something has happened to a context, in this cycle if `valid`."""
+
+    valid: 1
+    context: CONTEXT_BITS
 
 
 class ContextRecord(data.Struct):

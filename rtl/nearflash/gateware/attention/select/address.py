@@ -3,9 +3,13 @@
     entry = row (token selection: four entries, one line)  or  row / (n / 4) (page selection)
     line = context's first line + (entry / 4) · group + head
 
+A context's first line is that of its share of the store, or, in builds whose heads take lines, what `i_base` says.
+
 Timing: latency LATENCY cycles, `page` after one; one row a cycle, free-running.
 Numerics: the quotient is floor(row · ceil(2^20 / rows) / 2^20), exact for rows below 2^16 and 1 to 16 rows a group.
 """
+
+from typing import Any
 
 from amaranth import Array, C, Module, Mux
 from amaranth.lib import data, wiring
@@ -13,7 +17,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS, HEAD_BITS, TOKEN_BITS, ContextRecord
-from nearflash.gateware.attention.select.entry import context_base
+from nearflash.gateware.attention.select.entry import base_write, context_base, read_base
 from nearflash.gateware.fp.pipeline import delay, register
 
 __all__ = ["EntryAddress"]
@@ -30,11 +34,12 @@ class EntryAddress(wiring.Component):
 
     Parameters
     ----------
-    contexts : a power of two. lines : of four entries, in the store; a power of two.
+    contexts : a power of two. lines : of four entries, in the store; a power of two. taken : heads take their lines.
 
     Members
     -------
     i_context : In, {valid, record}: broadcast.
+    i_base : In, {valid, context, line}: broadcast; of builds whose heads take lines.
     contexts_log2 : In, contexts in use as a power of two, constant.
     context, head, row : In.
     page : Out, entries are KV page groups, one cycle later.
@@ -44,10 +49,12 @@ class EntryAddress(wiring.Component):
     #: Cycles from `row` to `line`.
     LATENCY = 7
 
-    def __init__(self, contexts: int, lines: int) -> None:
-        self._contexts, self._lines = contexts, lines
+    def __init__(self, contexts: int, lines: int, *, taken: bool = False) -> None:
+        self._contexts, self._lines, self._taken = contexts, lines, taken
+        base: dict[str, Any] = {"i_base": In(base_write(lines))} if taken else {}
         super().__init__(
             {
+                **base,
                 "i_context": In(data.StructLayout({"valid": 1, "record": ContextRecord})),
                 "contexts_log2": In(range(CONTEXT_BITS + 1)),
                 "context": In(CONTEXT_BITS),
@@ -84,7 +91,10 @@ class EntryAddress(wiring.Component):
         place = register(m, Mux(of_pages, entry[2:], delay(m, row, 2)))
         lane = register(m, entry[:2])
         # Cycles 5, 6: address.
-        base = context_base(delay(m, self.context, 5), self.contexts_log2, self._lines)
+        if self._taken:
+            base = register(m, read_base(m, self.i_base, delay(m, self.context, 4), self._contexts))
+        else:
+            base = context_base(delay(m, self.context, 5), self.contexts_log2, self._lines)
         start = register(m, base + delay(m, self.head, 5))
         line = register(m, register(m, place * delay(m, group, 4)) + start)
         sizes = Mux(page, Array(C(value, 3) for value in _SIZES_LOG2)[rows], 0)

@@ -14,6 +14,8 @@ Numerics: equals nearflash.model.attention.numerics.logit.to_logit and nearflash
 Limits: the entries of a context must fit its share of the store, or they reach into another's.
 """
 
+from typing import Any
+
 from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
@@ -24,7 +26,7 @@ from nearflash.gateware.attention.engine.interfaces import CONTEXT_BITS, HEAD_BI
 from nearflash.gateware.attention.numerics.exp2 import Exp2
 from nearflash.gateware.attention.numerics.logit import ToLogit
 from nearflash.gateware.attention.select.address import EntryAddress
-from nearflash.gateware.attention.select.entry import FRACTION_BITS, EntryRow, Order, ScoreItem
+from nearflash.gateware.attention.select.entry import FRACTION_BITS, EntryRow, Order, ScoreItem, base_write
 from nearflash.gateware.attention.select.helpers import larger, strobe
 from nearflash.gateware.attention.select.keystore import LANES
 from nearflash.gateware.attention.select.runsum import RUN_ROW, RunSum
@@ -46,19 +48,21 @@ class PageScorer(wiring.Component):
 
     Parameters
     ----------
-    contexts : a power of two. lines : of four entries, in the store; a power of two.
+    contexts : a power of two. lines : of four entries, in the store; a power of two. taken : heads take their lines.
 
     Members
     -------
     i_context : In, {valid, record}; i_scale : In, {valid, write}: broadcasts.
     contexts_log2 : In, contexts in use as a power of two, constant.
+    i_base : In, as EntryAddress has it.
     i : In stream of ScoreItem.
     o : Out, EntryRow; valid : Out, in the cycles in which it is one.
     """
 
-    def __init__(self, contexts: int, lines: int) -> None:
+    def __init__(self, contexts: int, lines: int, *, taken: bool = False) -> None:
         self._contexts = contexts
-        self._address = EntryAddress(contexts, lines)
+        self._address = EntryAddress(contexts, lines, taken=taken)
+        base: dict[str, Any] = {"i_base": In(base_write(lines))} if taken else {}
         self._run = data.StructLayout(
             {
                 "x_max": signed(MAX_LOGIT_BITS),
@@ -74,6 +78,7 @@ class PageScorer(wiring.Component):
         )
         super().__init__(
             {
+                **base,
                 "i_context": In(data.StructLayout({"valid": 1, "record": ContextRecord})),
                 "i_scale": In(data.StructLayout({"valid": 1, "write": ScaleWrite})),
                 "contexts_log2": In(range(CONTEXT_BITS + 1)),
@@ -90,6 +95,8 @@ class PageScorer(wiring.Component):
         m.submodules.runs = runs = StreamQueue(self._run, _QUEUE_ROWS)
         m.submodules.address = address = self._address
         wiring.connect(m, wiring.flipped(self.i), rows.i)
+        if hasattr(self, "i_base"):
+            m.d.comb += address.i_base.eq(self.i_base)
         item = rows.core_i
         scores = wire(m, item.order == Order.SCORE)
         m.d.comb += [

@@ -8,7 +8,9 @@ all been taken. It is worked off in passes over its entries, a line of four entr
 sums of the terms (by probability only), keys, and, as the mask comes, the sums of the selected terms.
 
 Contract: for each command one item on `o_start`, then the mask of its entries on `o_mask`, then one item a query head
-on `o_alpha`. A context's heads are cleared when its record is broadcast; records come at least 16 cycles apart.
+on `o_alpha`. A context's heads are cleared when its record is broadcast; records come at least 16 cycles apart. With
+`mask_beats` masks wait here, with their items of `o_start`, while the next command is worked off; a context has the
+lines from `i_base` on, which `done` gives back.
 
 Timing: passes · lines + RadixSelector.settled_cycles + 2 · rows + some 50 cycles a command, and some 70 a query head by
 probability; lines = ceil(entries / 4) · group, passes 2 (3 by probability); back-pressure: yes.
@@ -16,7 +18,9 @@ Numerics: exact but for the score's logit and the key; equals nearflash.model.at
 Limits: 1 to selector_keys entries, and lines that fit the context's share of the store.
 """
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from typing import Any
+
+from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -28,6 +32,7 @@ from nearflash.gateware.attention.engine.interfaces import (
     HEAD_BITS,
     TOKEN_BITS,
     Alpha,
+    ContextPulse,
     ContextRecord,
     GatherStart,
     MaskBeat,
@@ -36,7 +41,7 @@ from nearflash.gateware.attention.engine.interfaces import (
     SelectCommand,
 )
 from nearflash.gateware.attention.select.entries import PageScorer
-from nearflash.gateware.attention.select.entry import Order, context_base
+from nearflash.gateware.attention.select.entry import Order, base_write, context_base, read_base
 from nearflash.gateware.attention.select.feed import OrderFeed
 from nearflash.gateware.attention.select.headsums import SUM_BITS, HeadSums
 from nearflash.gateware.attention.select.helpers import strobe
@@ -66,7 +71,7 @@ class Selection(wiring.Component):
 
     Parameters
     ----------
-    config : build configuration; of it contexts, score_entries, selector_keys.
+    config : build configuration; of it contexts, score_entries, selector_keys, mask_beats.
 
     Members
     -------
@@ -75,12 +80,17 @@ class Selection(wiring.Component):
     i : In stream of ScoreRow. i_command : In stream of SelectCommand.
     o_start : Out stream of GatherStart. o_mask : Out stream of MaskBeat. o_alpha : Out stream of Alpha.
     busy : Out, a command is being worked off.
+    i_base : In, {valid, context, line}: broadcast before a context's first score; done : Out, ContextPulse: its entries
+        are not needed any more. These with `mask_beats` only.
     """
 
     def __init__(self, config: AttendConfig) -> None:
         self._contexts, self._lines, self._keys = config.contexts, config.score_entries // LANES, config.selector_keys
+        self._mask_beats = config.mask_beats
+        taken: dict[str, Any] = {"i_base": In(base_write(self._lines)), "done": Out(ContextPulse)}
         super().__init__(
             {
+                **(taken if config.mask_beats else {}),
                 "i_context": In(data.StructLayout({"valid": 1, "record": ContextRecord})),
                 "i_scale": In(data.StructLayout({"valid": 1, "write": ScaleWrite})),
                 "contexts_log2": In(range(CONTEXT_BITS + 1)),
@@ -97,13 +107,14 @@ class Selection(wiring.Component):
         """Scores to the store; what a pass computes; control."""
         m = Module()
         m.submodules.feed = feed = OrderFeed()
-        m.submodules.scorer = scorer = PageScorer(self._contexts, self._lines)
+        m.submodules.scorer = scorer = PageScorer(self._contexts, self._lines, taken=self._mask_beats > 0)
         m.submodules.store = store = EntryStore(self._lines)
         m.submodules.walk = walk = StoreWalk(self._lines)
         m.submodules.selector = selector = RadixSelector(self._keys, weighted=True)
         wiring.connect(m, wiring.flipped(self.i), feed.i)
         wiring.connect(m, feed.o, scorer.i)
         command, passing = Signal(SelectCommand), _Passing()
+        self._start = self._queue_starts(m) if self._mask_beats else self.o_start
         m.d.comb += [
             feed.clear.eq(Cat(self.i_context.valid, self.i_context.record.context)),
             feed.load.eq(Cat(self.i_command.valid & self.i_command.ready, self.i_command.payload.context)),
@@ -113,7 +124,7 @@ class Selection(wiring.Component):
             store.i.eq(scorer.o),
             store.write.eq(scorer.valid),
             store.address.eq(walk.address),
-            walk.base.eq(context_base(command.context, self.contexts_log2, self._lines)),
+            walk.base.eq(self._base(m, command, scorer)),
             *(getattr(walk, name).eq(command[name]) for name in ("group", "entries", "local_entry")),
             walk.step.eq(passing.step),
             walk.rewind.eq(~passing.active),
@@ -126,12 +137,25 @@ class Selection(wiring.Component):
         self._control(m, command, passing, walk, selector, loaded)
         m.d.comb += [
             self.busy.eq(~self.i_command.ready),
-            self.o_start.payload.context.eq(command.context),
+            self._start.payload.context.eq(command.context),
             self.o_alpha.payload.context.eq(command.context),
             self.o_alpha.payload.head.eq(passing.head),
             self.o_alpha.payload.faults.eq(Mux(outside, int(Fault.SCORE_RANGE), 0)),
         ]
         return m
+
+    def _queue_starts(self, m: Module) -> stream.Interface:
+        """Items of `o_start` wait as their masks do."""
+        m.submodules.starts = starts = StreamQueue(GatherStart, max(2, self._contexts))
+        wiring.connect(m, starts.o, wiring.flipped(self.o_start))
+        return starts.i
+
+    def _base(self, m: Module, command: data.View, scorer: PageScorer) -> Value:
+        """First line of the command's context."""
+        if not self._mask_beats:
+            return context_base(command.context, self.contexts_log2, self._lines)
+        m.d.comb += scorer.i_base.eq(self.i_base)
+        return register(m, read_base(m, self.i_base, command.context, self._contexts))
 
     def _references(self, m: Module, scorer: PageScorer) -> tuple[Value, Value]:
         """The answers to a LOAD go to `o_start`. Whether the last one came; whether a logit was out of range."""
@@ -141,7 +165,7 @@ class Selection(wiring.Component):
         head, outside = delay(m, scorer.o.head, HeadMaxima.LATENCY), Signal()
         with m.If(came):
             m.d.sync += [
-                self.o_start.payload.references[head].eq(maxima.top),
+                self._start.payload.references[head].eq(maxima.top),
                 # Collected over the heads of a LOAD; starts over with head 0.
                 outside.eq(maxima.outside | (outside & (head != 0))),
             ]
@@ -181,7 +205,7 @@ class Selection(wiring.Component):
         head = delay(m, walk.head, EntryStore.LATENCY - 1)
         m.d.comb += [
             read.addr.eq(head),
-            terms.top.eq(register(m, self.o_start.payload.references[head])),
+            terms.top.eq(register(m, self._start.payload.references[head])),
             Cat(terms.reciprocal, terms.length).eq(register(m, read.data.as_value())),
             terms.probability.eq(command.probability),
             terms.i.eq(store.o),
@@ -214,7 +238,10 @@ class Selection(wiring.Component):
 
         Whether one can be taken, and whether one is.
         """
-        m.submodules.masks = masks = StreamQueue(MaskBeat, 4)
+        if self._mask_beats:
+            m.submodules.masks = masks = StreamQueue(MaskBeat, self._mask_beats + 1, memory="block")
+        else:
+            m.submodules.masks = masks = StreamQueue(MaskBeat, 4)
         wiring.connect(m, masks.o, wiring.flipped(self.o_mask))
         mask, held, selected = selector.o.payload.mask, Signal(LANES), Signal(TOKEN_BITS)
         takes = wire(m, selector.o.valid & selector.o.ready)
@@ -298,8 +325,8 @@ class Selection(wiring.Component):
             with m.If(walk.final):
                 m.next = "START"
         with m.State("START"):
-            m.d.comb += self.o_start.valid.eq(1)
-            with m.If(self.o_start.ready):
+            m.d.comb += self._start.valid.eq(1)
+            with m.If(self._start.ready):
                 m.next = "MARK"
         with m.State("MARK"):
             m.d.comb += [passing.active.eq(1), passing.sums.eq(1), passing.marks.eq(1)]
@@ -319,6 +346,8 @@ class Selection(wiring.Component):
                 m.d.sync += [passing.head.eq(passing.head + 1), passing.selected.eq(0)]
                 m.next = "READ-ALL"
                 with m.If(last_head):
+                    if self._mask_beats:
+                        m.d.comb += self.done.eq(Cat(C(1), command.context))
                     m.next = "COMMAND"
 
     @staticmethod
