@@ -15,7 +15,7 @@ from nearflash.abi.kernel.config import CONFIGS
 from nearflash.device import open_device
 from nearflash.device.base import Identity
 from nearflash.device.checked import CheckedDevice
-from nearflash.device.drivers.attend import Head, attend
+from nearflash.device.drivers.attend import Head, attend, most_contexts
 from nearflash.device.memory import SimulatedMemory
 
 BOTH = Fault.REFERENCE_HIGH | Fault.REFERENCE_LOW
@@ -129,6 +129,22 @@ def test_repeats_end():
 def test_another_kernel_is_refused():
     with open_device("host:update-tiny") as device, pytest.raises(CommandError, match="not to host:update-tiny"):
         attend(device, [head(0)])
+
+
+def test_a_head_whose_last_line_would_be_anothers_is_refused():
+    """Three query heads of 682 entries: 2,046 of a share of 2,048, but in 513 lines of four, not 512."""
+    one = head(1)
+    tokens = replace(one.descriptor, mode=Mode(0), tokens=682, group=3, local_window=0)
+    crowding = Head(tokens, np.zeros((3, 12), np.float16), one.v_mean, one.token_table, one.index_table)
+    build = CONFIGS["attend-pynq-z2"]
+    assert tokens.overfills(build, 4) and not tokens.fits(build, 4) and most_contexts(build, [crowding]) == 2
+    assert not replace(tokens, tokens=680).overfills(build, 4) and not tokens.overfills(build, 2)
+    assert not replace(tokens, mode=Mode.DENSE | Mode.REFERENCE).overfills(build, 4)
+    device = Scripted({})
+    device.identity = replace(device.identity, config=build)
+    with pytest.raises(CommandError, match=r"contexts must be fewer, as most_contexts says, .* not 4"):
+        attend(device, [one, crowding])
+    assert not device.seen
 
 
 @pytest.mark.parametrize("name", ["q", "v_mean"])

@@ -105,17 +105,28 @@ class AttendDescriptor:
         except struct.error as error:
             raise CommandError(f"every field of a descriptor must fit its place: {error}") from None
 
+    @property
+    def _entries(self) -> int:
+        return -(-self.tokens // max(self.group_tokens, 1)) if self.mode & Mode.PAGE else self.tokens
+
+    @property
+    def _stored(self) -> int:
+        """Entries of all query heads, each in whole lines of four."""
+        return -(-self._entries // 4) * 4 * self.group
+
+    def overfills(self, config: AttendConfig, contexts: int) -> bool:
+        """Whether the kernel would take the head though it does not fit: builds without `mask_beats` count entries, not
+        the lines of four in which they store them, so that its last line may be another head's."""
+        counts = not config.mask_beats and not self.mode & Mode.DENSE
+        return counts and self._entries * self.group <= config.score_entries // contexts < self._stored
+
     def fits(self, config: AttendConfig, contexts: int) -> bool:
         """Whether the build has room for the head as one of `contexts` in flight (docs/contracts/attention.md, 3)."""
         passes = -(-self.group // config.heads_per_beat)
         rows = passes * self.dim // 4
         slots = config.gather_slots * config.query_rows // config.contexts
-        entries = -(-self.tokens // self.group_tokens) if self.mode & Mode.PAGE else self.tokens
-        if config.mask_beats:  # it takes lines of four entries as it needs them
-            stored, room = -(-entries // 4) * 4, config.score_entries
-        else:
-            stored, room = entries, config.score_entries // contexts
-        scored = passes <= config.score_blocks and entries <= config.selector_keys and stored * self.group <= room
+        room = config.score_entries if config.mask_beats else config.score_entries // contexts
+        scored = passes <= config.score_blocks and self._entries <= config.selector_keys and self._stored <= room
         return rows <= min(config.query_rows // contexts, slots) and (bool(self.mode & Mode.DENSE) or scored)
 
 

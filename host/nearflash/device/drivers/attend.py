@@ -89,16 +89,20 @@ def attend(
     `contexts` is the number of heads in flight (default: the build's). A fault of a head is in its output and touches
     no other one.
 
-    Raises CommandError for a device that is no attend kernel, DeviceError, WaitTimeoutError as Device.wait does.
+    Raises CommandError for a device that is no attend kernel, and for a head whose entries would reach into another's
+    (most_contexts never asks for that); DeviceError, WaitTimeoutError as Device.wait does.
     """
     config = device.identity.config
     if not isinstance(config, AttendConfig):
         raise CommandError(f"heads must go to an attend kernel, not to {device.identity.name}")
+    contexts = contexts or config.contexts
+    if any(head.descriptor.overfills(config, contexts) for head in heads):
+        raise CommandError(f"contexts must be fewer, as most_contexts says, for the entries of a head, not {contexts}")
     ended: dict[int, HeadOutput] = {}
     batches: list[Completion] = []
     waiting = dict(enumerate(heads))
     while waiting:
-        placed = PlacedBatch(device, list(waiting.values()), contexts or config.contexts, watchdog_cycles)
+        placed = PlacedBatch(device, list(waiting.values()), contexts, watchdog_cycles)
         try:
             batches.append(device.run(placed.batch, timeout_s))
             results = dict(zip(waiting, placed.results(), strict=True))
