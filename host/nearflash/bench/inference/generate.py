@@ -190,8 +190,8 @@ def _speedups(part: str, rows: dict[str, dict[str, Any]], profile: DriveProfile)
         "speedup_sixteenth": sixteenth,
         "io_roofline_fraction": min(roofline.values()),
         "io_roofline_fraction_by_case": roofline,
-        "io_roofline_of": "the larger of flash bytes over the disk's rate for such reads and of the model's own time, "
-        "over the time of the step",
+        "io_roofline_of": "the larger of flash bytes (also those read ahead and not wanted) over the disk's rate "
+        "for such reads and of the model's own time, over the time of the step",
         "drive_fraction_by_case": {name: _read_s(row, profile) / _step_s(row) for name, row in chosen.items()},
         "drive_of": "flash bytes over the disk's rate for such reads, over the time of the step",
         "processor_fraction_by_case": {
