@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 77_400, "rtl": 30_500, "sim": 16_800, "hls": 100, "tests": 81_000}
+LINES = {"host": 77_900, "rtl": 30_800, "sim": 16_900, "hls": 100, "tests": 81_500}
 
 
 @pytest.mark.parametrize("top", LINES)
