@@ -156,11 +156,12 @@ def test_prompts_of_no_regular_file_are_rejected_at_once(tmp_path, monkeypatch):
             read_prompts(None, tmp_path / name, io.StringIO())
 
 
-def test_a_device_that_is_none_is_rejected_before_the_model_is_loaded(capsys):
+def test_a_device_that_is_none_is_rejected_before_the_model_is_loaded(capsys, folder, monkeypatch):
+    monkeypatch.setattr("nearflash.offload.commands.runtime.load_model", lambda *_, **__: pytest.fail("loaded"))
     code, _, err = command(capsys, "generate", "--model", "/nowhere", "Hi", "--device", "gpu")
     assert code == 2 and err.startswith("nearflash: device must be cpu, cuda, cuda:N, or one of ")
     assert "model" in err and "verilator" in err and len(err) < 250
-    code, _, err = command(capsys, "generate", "--model", "/nowhere", "Hi", "--device", "cuda:99")
+    code, _, err = command(capsys, "generate", "--model", folder, "Hi", "--device", "cuda:99")
     assert code == 2 and "device 'cuda:99' must be a GPU that torch can use" in err
 
 

@@ -9,6 +9,7 @@ import pytest
 from nearflash.abi.bitmap import ElementFormat
 from nearflash.device.backends.host import vector
 from nearflash.device.backends.host.bf16 import bf16_patterns, bf16_values
+from nearflash.storage.io.direct import aligned_buffer
 from nearflash.support import native
 
 RNG = np.random.default_rng(1)
@@ -17,10 +18,12 @@ MASKS = [0, 1, 0x80000000, 0xFFFFFFFF, *(int(word) for word in RNG.integers(0, 1
 LOOPS = """
 #include "chunks.hpp"
 using namespace nearflash;
-#define EXPAND(T) store_lanes(out, expanded(values, mask), lanes)
+#define EXPAND(T) store_lanes(out, expanded(values, mask), lanes, past_caches); end_stores()
 extern "C" {
-void expand8(uint8_t *out, const uint8_t *values, uint32_t mask, uint32_t lanes) { EXPAND(uint8_t); }
-void expand16(uint16_t *out, const uint16_t *values, uint32_t mask, uint32_t lanes) { EXPAND(uint16_t); }
+void expand8(uint8_t *out, const uint8_t *values, uint32_t mask, uint32_t lanes, int past_caches) { EXPAND(uint8_t); }
+void expand16(uint16_t *out, const uint16_t *values, uint32_t mask, uint32_t lanes, int past_caches) {
+    EXPAND(uint16_t);
+}
 void split(uint8_t *out, const uint8_t *fields) { split4(out, fields); }
 int decode_fp16(uint16_t *out, const uint8_t *book, const uint8_t *high, const uint8_t *codes, const uint8_t *low,
                 const uint8_t *escapes, uint32_t lanes) {
@@ -31,10 +34,10 @@ int decode_bf16(uint16_t *out, const uint8_t *book, const uint8_t *high, const u
     return decode<false>(out, codebook(book), high, codes, low, escapes, lanes);
 }
 void scale_fp16(uint16_t *out, const uint8_t *codes, uint32_t mask, uint32_t lanes, const uint16_t *pair) {
-    scale<true>(out, codes, mask, lanes, scale_at<true>(pair));
+    scale<true>(out, codes, mask, lanes, scale_at<true>(pair), false);
 }
 void scale_bf16(uint16_t *out, const uint8_t *codes, uint32_t mask, uint32_t lanes, const uint16_t *pair) {
-    scale<false>(out, codes, mask, lanes, scale_at<false>(pair));
+    scale<false>(out, codes, mask, lanes, scale_at<false>(pair), false);
 }
 }
 """
@@ -51,7 +54,7 @@ def loops(request):
     pointer, word = ctypes.c_void_p, ctypes.c_uint32
     for name in ("expand8", "expand16", "split", "decode_fp16", "decode_bf16", "scale_fp16", "scale_bf16"):
         getattr(library, name).restype = ctypes.c_int
-    library.expand8.argtypes = library.expand16.argtypes = [pointer, pointer, word, word]
+    library.expand8.argtypes = library.expand16.argtypes = [pointer, pointer, word, word, ctypes.c_int]
     library.split.argtypes = [pointer, pointer]
     library.decode_fp16.argtypes = library.decode_bf16.argtypes = [*[pointer] * 6, word]
     library.scale_fp16.argtypes = library.scale_bf16.argtypes = [pointer, pointer, word, word, pointer]
@@ -70,13 +73,16 @@ def drawn(count, dtype=np.uint8):
     return RNG.integers(0, np.iinfo(dtype).max, count, dtype, endpoint=True)
 
 
+@pytest.mark.parametrize("past_caches", [False, True])
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint8])
 @pytest.mark.parametrize("count", [0, 1, 31, 32])
 @pytest.mark.parametrize("mask", MASKS)
-def test_values_go_to_the_ones_of_the_mask(loops, dtype, mask, count):
+def test_values_go_to_the_ones_of_the_mask(loops, dtype, mask, count, past_caches):
+    """The last one in whole lines of memory, where all lanes are written."""
     step = loops.expand16 if dtype is np.uint16 else loops.expand8
-    values, out = drawn(32, dtype), np.full(33, UNTOUCHED, dtype)
-    step(address(out), address(values), mask, (1 << count) - 1)
+    values, out = drawn(32, dtype), aligned_buffer(33 * np.dtype(dtype).itemsize).view(dtype)[:33]
+    out[:] = UNTOUCHED
+    step(address(out), address(values), mask, (1 << count) - 1, past_caches)
     expected = np.zeros(32, dtype)
     expected[bits_of(np.uint64(mask))] = values[: mask.bit_count()]
     assert (out[:count] == expected[:count]).all() and (out[count:] == UNTOUCHED).all()
