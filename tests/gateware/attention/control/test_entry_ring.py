@@ -22,12 +22,12 @@ async def take(ctx, unit, context, lines, limit_cycles=8):
     ctx.set(unit.i.valid, 1)
     base = None
     for _ in range(limit_cycles):
-        ready, first, waits = (ctx.get(signal) for signal in (unit.i.ready, unit.base, unit.waits))
-        assert waits != ready
+        ready, first = (ctx.get(signal) for signal in (unit.i.ready, unit.base))
         await ctx.tick()
         if ready:
             base = first
             break
+    assert ctx.get(unit.waits) == (base is None)
     ctx.set(unit.i.valid, 0)
     return base
 

@@ -8,7 +8,8 @@ Contract: a head's lines follow those of the head before it, modulo the store; i
 turn. They are free when they and those of all heads before them were given back. A context gives back once for each
 time that it took; what it gives back again counts for nothing. A reset frees all lines.
 
-Timing: `base` with i's transfer; lines are free 2 cycles after they were given back, those of a head a cycle;
+Timing: a head takes its lines a cycle after there is room, at the earliest the one after it asks, so that i.ready comes
+from a register; `base` with i's transfer; lines are free 2 cycles after they were given back, those of a head a cycle;
 back-pressure: yes.
 Limits: a head that takes more than there are waits for ever.
 """
@@ -44,7 +45,8 @@ class EntryRing(wiring.Component):
 
     Members
     -------
-    i : In stream of LineTake. base : Out, the head's first line, as i is taken. waits : Out, there is no room for i.
+    i : In stream of LineTake. base : Out, the head's first line, as i is taken. waits : Out, a cycle late: there is no
+    room for i.
     give_back : In, array of two ContextPulse.
     """
 
@@ -66,11 +68,13 @@ class EntryRing(wiring.Component):
         write, read = sizes.write_port(), sizes.read_port(domain="comb")
         free, first_line, i = Signal(range(self.lines + 1), init=self.lines), Signal(range(self.lines)), self.i.payload
         newest, oldest, used = Signal(range(self.turns)), Signal(range(self.turns)), Signal(range(self.turns + 1))
-        ended, takes, frees = Signal(self.turns), Signal(), Signal()
+        ended, takes, frees, has_room = Signal(self.turns), Signal(), Signal(), Signal()
+        asks = self.i.valid & ~self.i.ready
+        # A turn stays taken while an older one is held, whatever its own context does meanwhile.
+        m.d.comb += has_room.eq((i.lines <= free) & (used != self.turns))
+        # Room only grows until something is taken, so that what was seen a cycle ago holds.
+        m.d.sync += [self.i.ready.eq(asks & has_room), self.waits.eq(asks & ~has_room)]
         m.d.comb += [
-            # A turn stays taken while an older one is held, whatever its own context does meanwhile.
-            self.i.ready.eq((i.lines <= free) & (used != self.turns)),
-            self.waits.eq(self.i.valid & ~self.i.ready),
             self.base.eq(first_line),
             takes.eq(self.i.valid & self.i.ready),
             frees.eq((used != 0) & ended.bit_select(oldest, 1)),
