@@ -16,12 +16,10 @@ from torch import Tensor
 from nearflash.abi.bitmap import HEADER_BYTES, SCALE_COLUMNS, BitmapHeader, ElementFormat
 from nearflash.abi.coded import CodedHeader
 from nearflash.abi.errors import StreamError
-from nearflash.device.backends.host.coded import read_blocks
-from nearflash.device.backends.host.matrix import read_rows
-from nearflash.device.backends.host.vector.coded import TABLE_COLUMNS, expand_blocks
-from nearflash.device.backends.host.vector.rows import expand_rows
+from nearflash.device.backends.host.coded import read_table
+from nearflash.device.backends.host.vector import coded, rows
 from nearflash.device.drivers.expand import stream_header
-from nearflash.weights.expand import ELEMENTS, levels_header, matrix_header
+from nearflash.weights.expand import ELEMENTS, unpack_header
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.groups import expand_groups, group_bytes
 from nearflash.weights.weights_map import KeptTensor
@@ -29,8 +27,6 @@ from nearflash.weights.weights_map import KeptTensor
 __all__ = ["CheckedTensor", "check_stored", "crosses_as_stored", "crossing_bytes", "expand_far",
            "expand_groups_in_torch", "table_bytes"]  # fmt: skip
 
-_ROW_COLUMNS = 4
-"""Of the table of a bitmap matrix (nearflash.weights.gpu_kernels)."""
 _FAR_FORMS = {"bitmap": 2, "coded": 4, "int8": 2, "int4": 2}
 """That the far side expands, and what their addresses are multiples of there. Bytes in rANS the host expands, so that
 they cross dense."""
@@ -61,8 +57,11 @@ def table_bytes(tensor: WeightsTensor) -> int:
         header = stream_header(begin.load()[:HEADER_BYTES].tobytes(), tensor.stored_bytes)
     except StreamError as error:
         raise tensor.error(error) from error
-    lines = header.blocks * TABLE_COLUMNS if isinstance(header, CodedHeader) else header.rows * _ROW_COLUMNS
-    return lines * np.dtype(np.int64).itemsize
+    if isinstance(header, CodedHeader):
+        numbers = header.blocks * coded.TABLE_COLUMNS
+    else:
+        numbers = header.rows * rows.TABLE_COLUMNS
+    return numbers * np.dtype(np.int64).itemsize
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,12 @@ class CheckedTensor:
 def check_stored(tensor: WeightsTensor, data: NDArray[np.uint8]) -> CheckedTensor:
     """The rows or blocks of stored bytes, whose checksums are compared. Raises WeightsError for damaged ones."""
     if tensor.form not in ("bitmap", "coded"):
-        return CheckedTensor(tensor, None, np.empty((0, _ROW_COLUMNS), np.int64))
-    is_coded = tensor.form == "coded"
+        return CheckedTensor(tensor, None, np.empty((0, rows.TABLE_COLUMNS), np.int64))
     try:
-        header = levels_header(tensor, data) if is_coded else matrix_header(tensor, data)
-        parts = read_blocks(data) if is_coded else read_rows(data)
-        table = np.concatenate([lines for _, lines in parts])
+        header = unpack_header(tensor, data)
+        return CheckedTensor(tensor, header, read_table(data, header))
     except StreamError as error:
         raise tensor.error(error) from error
-    return CheckedTensor(tensor, header, table)
 
 
 def expand_far(checked: CheckedTensor, data: Tensor, table: Tensor, out: Tensor) -> None:
@@ -97,12 +93,12 @@ def expand_far(checked: CheckedTensor, data: Tensor, table: Tensor, out: Tensor)
     tensor, header = checked.tensor, checked.header
     if header is None:
         element, bits = ELEMENTS[tensor.dtype], int(tensor.form.removeprefix("int"))
-        rows = out.view(torch.int16).view(-1, tensor.shape[-1])
+        matrix = out.view(torch.int16).view(-1, tensor.shape[-1])
         try:
             if out.device.type == "cpu":
-                expand_groups(data.numpy(), rows.numpy().view(np.uint16), bits, element)
+                expand_groups(data.numpy(), matrix.numpy().view(np.uint16), bits, element)
             else:
-                expand_groups_in_torch(data, rows, bits, element)
+                expand_groups_in_torch(data, matrix, bits, element)
         except StreamError as error:
             raise tensor.error(error) from error
     elif out.device.type != "cpu":
@@ -111,9 +107,9 @@ def expand_far(checked: CheckedTensor, data: Tensor, table: Tensor, out: Tensor)
         expand_on_gpu(data, table, header, tuple(out.shape), out)
     elif isinstance(header, CodedHeader):
         patterns = out.view(torch.int16).view(-1).numpy().view(np.uint16)
-        expand_blocks(data.numpy(), header, table.numpy(), patterns)
+        coded.expand_blocks(data.numpy(), header, table.numpy(), patterns)
     else:
-        expand_rows(data.numpy(), header, table.numpy(), out.view(torch.uint8).view(header.rows, -1).numpy())
+        rows.expand_rows(data.numpy(), header, table.numpy(), out.view(torch.uint8).view(header.rows, -1).numpy())
 
 
 def expand_groups_in_torch(data: Tensor, out: Tensor, bits: int, output: ElementFormat) -> None:

@@ -24,7 +24,7 @@ from nearflash.weights.file import PackedTensor, WeightsTensor
 from nearflash.weights.groups import expand_groups
 from nearflash.weights.rans import expand_rans
 
-__all__ = ["ELEMENTS", "expand", "expand_packed", "levels_header", "matrix_header"]
+__all__ = ["ELEMENTS", "expand", "expand_packed", "unpack_header"]
 
 ELEMENTS = {"F16": ElementFormat.FP16, "BF16": ElementFormat.BF16, "I8": ElementFormat.INT8}
 """Formats of tensors that can be compressed."""
@@ -101,10 +101,8 @@ def _expand_tensor(
         tensor.expander.expand(tensor, values)
         return _hand_over(values, tensor.dtype, out, device, on_gpu=on_gpu)
     data = tensor.read(memory)
-    if tensor.form == "bitmap":
-        return _expand_stream(data, matrix_header(tensor, data), tensor.shape, out, device, executor)
-    if tensor.form == "coded":
-        return _expand_stream(data, levels_header(tensor, data), tensor.shape, out, device, executor)
+    if tensor.form in ("bitmap", "coded"):
+        return _expand_stream(data, unpack_header(tensor, data), tensor.shape, out, device, executor)
     if tensor.form == "rans":
         rans = RansHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
         if rans.elements != prod(tensor.shape):
@@ -124,21 +122,22 @@ def _expand_tensor(
     return _hand_over(values, tensor.dtype, out, device, on_gpu=on_gpu)
 
 
-def levels_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> CodedHeader:
-    """The header of a tensor that is stored as coded weights. Raises StreamError, WeightsError for another one."""
-    coded = CodedHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
-    if (coded.element, coded.elements) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
-        stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
-        raise tensor.error(f"it must be {stated}, not {coded.elements} elements of {coded.element.name}")
-    return coded
-
-
-def matrix_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> BitmapHeader:
-    """The header of a tensor that is stored as a bitmap matrix. Raises StreamError, WeightsError for another one."""
-    header = BitmapHeader.unpack(data[:HEADER_BYTES].tobytes(), len(data))
-    if (header.dense, header.rows * header.columns) != (ELEMENTS[tensor.dtype], prod(tensor.shape)):
-        stated = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
-        raise tensor.error(f"it must be {stated}, not {header.rows} x {header.columns} of {header.dense.name}")
+def unpack_header(tensor: WeightsTensor, data: NDArray[np.uint8]) -> BitmapHeader | CodedHeader:
+    """The header of a tensor that is stored as a bitmap matrix or coded weights, as its form states. Raises
+    StreamError, WeightsError for another one.
+    """
+    text, stated = data[:HEADER_BYTES].tobytes(), (ELEMENTS[tensor.dtype], prod(tensor.shape))
+    if tensor.form == "coded":
+        coded = CodedHeader.unpack(text, len(data))
+        found, what = (coded.element, coded.elements), f"{coded.elements} elements of {coded.element.name}"
+        header: BitmapHeader | CodedHeader = coded
+    else:
+        header = matrix = BitmapHeader.unpack(text, len(data))
+        found = matrix.dense, matrix.rows * matrix.columns
+        what = f"{matrix.rows} x {matrix.columns} of {matrix.dense.name}"
+    if found != stated:
+        metadata = f"of {tensor.dtype} and the shape {tensor.shape}, as the metadata states"
+        raise tensor.error(f"it must be {metadata}, not {what}")
     return header
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from nearflash.abi.bitmap import BitmapHeader, ElementFormat
 from nearflash.abi.coded import CodedHeader
-from nearflash.device.backends.host.coded import read_blocks
-from nearflash.device.backends.host.matrix import read_rows
+from nearflash.device.backends.host.coded import read_table
 from nearflash.weights.gpu_coded import expand_blocks
 from nearflash.weights.gpu_kernels import expand_rows, make_target
 
@@ -37,8 +36,7 @@ def on_gpu(data: NDArray[np.uint8], header: GpuHeader, device: Any) -> tuple[Ten
 
     Raises StreamError before anything is copied.
     """
-    parts = read_blocks(data) if isinstance(header, CodedHeader) else read_rows(data)
-    table = torch.from_numpy(np.concatenate([lines for _, lines in parts]))
+    table = torch.from_numpy(read_table(data, header))
     stream = torch.from_numpy(data if data.flags.writeable else data.copy())  # torch warns of read-only memory
     return stream.to(device), table.to(device)
 

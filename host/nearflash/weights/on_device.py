@@ -18,7 +18,7 @@ from nearflash.device import Device, open_device
 from nearflash.device.base import Buffer
 from nearflash.device.drivers.expand import dense_elements, expand_command, stream_header
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.weights.expand import levels_header, matrix_header
+from nearflash.weights.expand import unpack_header
 from nearflash.weights.file import WeightsTensor
 
 __all__ = ["DeviceExpander"]
@@ -74,7 +74,7 @@ class DeviceExpander:
             memory = source.host if source.p2p is None else source.p2p
             data = tensor.load(lambda size_bytes: memory[:size_bytes])
             tensor.check(data)
-            header = (levels_header if tensor.form == "coded" else matrix_header)(tensor, data)
+            header = unpack_header(tensor, data)
             target = self._room("dense", expand_command(header, 0, 0).out_bytes)
             if source.p2p is None:
                 source.sync_to_device(0, room)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.bitmap import HEADER_BYTES
+from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader
 from nearflash.abi.coded import CodedHeader
-from nearflash.device.backends.host.matrix import expand_parts, find_parts
+from nearflash.device.backends.host.matrix import expand_parts, find_parts, read_rows
 from nearflash.device.backends.host.vector.coded import TABLE_COLUMNS, expand_blocks, find_coded_groups
 
-__all__ = ["expand_coded", "read_blocks"]
+__all__ = ["expand_coded", "read_blocks", "read_table"]
 
 Bytes = NDArray[np.uint8]
 _VALUES = 3
@@ -34,6 +34,12 @@ def read_blocks(stream: Bytes) -> Iterator[tuple[int, NDArray[np.int64]]]:
     beyond = "ones behind the last element of block {place}"
     find = partial(find_coded_groups, stream, header)
     return find_parts(stream, header, find, sizes, dense_bytes * header.group_blocks, beyond)
+
+
+def read_table(stream: Bytes, header: BitmapHeader | CodedHeader) -> NDArray[np.int64]:
+    """The lines of all rows of a matrix, or blocks of coded weights, as that is its header. Raises StreamError."""
+    parts = read_blocks(stream) if isinstance(header, CodedHeader) else read_rows(stream)
+    return np.concatenate([table for _, table in parts])
 
 
 def expand_coded(stream: Bytes, out: NDArray[Any], executor: Executor | None = None) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nearflash.abi.bitmap import HEADER_BYTES, BitmapHeader, GroupedHeader, bitmap_error
 from nearflash.abi.topk import StreamFault
-from nearflash.device.backends.host.vector.rows import expand_rows, find_groups
+from nearflash.device.backends.host.vector.rows import TABLE_COLUMNS, expand_rows, find_groups
 from nearflash.support.threads import CallingThread, set_ieee_arithmetic
 
 __all__ = ["expand_into", "expand_parts", "expand_pool", "find_parts", "read_rows"]
@@ -35,14 +35,14 @@ _WHERE = {
 
 def read_rows(stream: Bytes) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """The rows of a matrix, some groups at a time, each when its lengths and its checksum are right: the first one's
-    number, and a table (rows, 4) of offset of the bitmap, values, escapes, and offset of the group.
+    number, and a table (rows, TABLE_COLUMNS) of vector.rows.
 
     Raises StreamError; before that comes what is right before the fault, and where rows of its group are, those.
     """
     header = BitmapHeader.unpack(stream[:HEADER_BYTES].tobytes(), stream.size)
     dense_bytes = header.group_rows * header.columns * header.dense.number_format.bytes
     beyond = f"ones behind column {header.columns - 1} of row {{place}}"
-    sizes = header.rows, header.group_rows, 4
+    sizes = header.rows, header.group_rows, TABLE_COLUMNS
     return find_parts(stream, header, partial(find_groups, stream, header), sizes, dense_bytes, beyond)
 
 

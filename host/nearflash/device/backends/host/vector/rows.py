@@ -16,10 +16,11 @@ from nearflash.abi.bitmap import SECTION_BYTES, SECTIONS, BitmapHeader, Coding, 
 from nearflash.abi.topk import StreamFault
 from nearflash.support.native import find_address, load_library
 
-__all__ = ["FoundParts", "expand_codes", "expand_rows", "find_groups", "load_bitmap_loops"]
+__all__ = ["TABLE_COLUMNS", "FoundParts", "expand_codes", "expand_rows", "find_groups", "load_bitmap_loops"]
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
+TABLE_COLUMNS = 4
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 
