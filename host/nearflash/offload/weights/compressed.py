@@ -7,7 +7,7 @@ The buffer has the link's staging memory beside it; the work area is in the far 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,9 +17,14 @@ from nearflash.weights.crossing import CheckedTensor, check_stored, crosses_as_s
 from nearflash.weights.sources import Source, SourcePiece
 from nearflash.weights.weights_map import TORCH_DTYPES, KeptTensor
 
-__all__ = ["CompressedPiece", "CompressedPieces", "source_crosses_as_stored"]
+__all__ = ["CompressedPiece", "CompressedPieces", "pad_bytes", "source_crosses_as_stored"]
 
 _ALIGNMENT = 64
+
+
+def pad_bytes(size_bytes: int) -> int:
+    """So many bytes, and those up to where the next tensor of a buffer may begin."""
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def source_crosses_as_stored(source: Source) -> bool:
@@ -35,6 +40,8 @@ class CompressedPiece:
     piece: SourcePiece
     offset: int
     table_offset: int = 0
+    in_place: bool = True
+    """Whether it is expanded where it is used: of the parameter's dtype, and in one part of it."""
 
 
 class CompressedPieces:
@@ -43,8 +50,9 @@ class CompressedPieces:
     def __init__(self, sources: Mapping[str, Source], pieces: list[CompressedPiece], end: int) -> None:
         self._pieces: list[CompressedPiece] = []
         for each in pieces:
-            self._pieces.append(CompressedPiece(each.name, each.piece, each.offset, end))
-            end += -(-table_bytes(each.piece.tensor) // _ALIGNMENT) * _ALIGNMENT
+            in_place = _is_in_place(each.piece, sources[each.name])
+            self._pieces.append(replace(each, table_offset=end, in_place=in_place))
+            end += pad_bytes(table_bytes(each.piece.tensor))
         self.end = end
         """Of the tables."""
         self._places: dict[str, tuple[int, Source]] = {}
@@ -52,11 +60,9 @@ class CompressedPieces:
         """Of memory for the parameters."""
         for name, source in sources.items():
             self._places[name] = (self.work_bytes, source)
-            self.work_bytes += -(-source.size_bytes // _ALIGNMENT) * _ALIGNMENT
+            self.work_bytes += pad_bytes(source.size_bytes)
         self._converted_at = self.work_bytes
-        self.work_bytes += max(
-            (each.piece.tensor.dense_bytes for each in pieces if not self._is_in_place(each)), default=0
-        )
+        self.work_bytes += max((each.piece.tensor.dense_bytes for each in self._pieces if not each.in_place), default=0)
 
     def check(self, memory: Tensor) -> list[CheckedTensor]:
         """Find the rows and blocks of all in the host's buffer, and write their tables there. Raises WeightsError."""
@@ -90,7 +96,7 @@ class CompressedPieces:
             table = memory[each.table_offset :][: found.table.nbytes].view(torch.int64).view(found.table.shape)
             view = views[each.name]
             view = view[each.piece.place] if each.piece.place else view
-            if self._is_in_place(each):
+            if each.in_place:
                 expand_far(found, data, table, view)
                 continue
             tensor = each.piece.tensor
@@ -99,9 +105,8 @@ class CompressedPieces:
             view.copy_(other.view(view.shape))
         return views
 
-    def _is_in_place(self, each: CompressedPiece) -> bool:
-        """Whether a piece is expanded where it is used: of the parameter's dtype, and in one part of it."""
-        _, source = self._places[each.name]
-        parameter = torch.empty(source.shape, dtype=source.dtype, device="meta")
-        part = parameter[each.piece.place] if each.piece.place else parameter
-        return TORCH_DTYPES[each.piece.tensor.dtype] is source.dtype and part.is_contiguous()
+
+def _is_in_place(piece: SourcePiece, source: Source) -> bool:
+    parameter = torch.empty(source.shape, dtype=source.dtype, device="meta")
+    part = parameter[piece.place] if piece.place else parameter
+    return TORCH_DTYPES[piece.tensor.dtype] is source.dtype and part.is_contiguous()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nearflash.abi.errors import WeightsError
 from nearflash.offload.tiers.link import Spans
-from nearflash.offload.weights.compressed import CompressedPiece, CompressedPieces, source_crosses_as_stored
+from nearflash.offload.weights.compressed import CompressedPiece, CompressedPieces, pad_bytes, source_crosses_as_stored
 from nearflash.offload.weights.staging import STAGES, StagedPiece, StagedReader, StagedReads
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.reuse import reuse_buffer
@@ -37,7 +37,6 @@ GAP_BYTES = 256 << 10
 """Cheaper to read than to ask once more."""
 _PART_BYTES = 16 << 20
 """Of one request."""
-_ALIGNMENT = 64
 _READERS = 2
 """Requests in flight; more were not faster (nearflash.storage.io.bandwidth)."""
 
@@ -113,7 +112,7 @@ class BufferLayout:
         for each in pieces:
             if isinstance(each.piece.tensor, KeptTensor):
                 in_memory.append(replace(each, offset=size))
-                size += -(-each.piece.tensor.stored_bytes // _ALIGNMENT) * _ALIGNMENT
+                size += pad_bytes(each.piece.tensor.stored_bytes)
         self.compressed = CompressedPieces(stored, in_files + in_memory, size)
         """What is expanded in the far memory."""
         size = self.stored_end = self.compressed.end
@@ -122,7 +121,7 @@ class BufferLayout:
             if name not in self._places and name not in stored:
                 self.expanded[name] = source
                 self._places[name] = (size, source)
-                size += -(-source.size_bytes // _ALIGNMENT) * _ALIGNMENT
+                size += pad_bytes(source.size_bytes)
         self.size_bytes = -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
     @property
