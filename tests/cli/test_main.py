@@ -339,7 +339,7 @@ def test_options_are_written_out(capsys):
     assert "unrecognized arguments: --prompt" in capsys.readouterr().err
 
 
-def test_what_is_no_model_or_text_is_said_before_torch_is_imported(tmp_path):
+def test_a_wrong_model_or_text_is_an_error_before_torch_is_imported(tmp_path):
     commands = (["generate", "--model", "none", "text"], ["plan", "none"],
                 ["compress", "none", "--method", "none", "-o", "out"],
                 ["calibrate", "--model", "none", "--texts", __file__],

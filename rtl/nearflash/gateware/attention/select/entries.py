@@ -60,7 +60,7 @@ class PageScorer(wiring.Component):
     """
 
     def __init__(self, contexts: int, lines: int, *, taken: bool = False) -> None:
-        self._contexts = contexts
+        self._contexts, self._taken = contexts, taken
         self._address = EntryAddress(contexts, lines, taken=taken)
         base: dict[str, Any] = {"i_base": In(base_write(lines))} if taken else {}
         self._run = data.StructLayout(
@@ -95,7 +95,7 @@ class PageScorer(wiring.Component):
         m.submodules.runs = runs = StreamQueue(self._run, _QUEUE_ROWS)
         m.submodules.address = address = self._address
         wiring.connect(m, wiring.flipped(self.i), rows.i)
-        if hasattr(self, "i_base"):
+        if self._taken:
             m.d.comb += address.i_base.eq(self.i_base)
         item = rows.core_i
         scores = wire(m, item.order == Order.SCORE)
