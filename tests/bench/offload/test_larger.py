@@ -24,6 +24,8 @@ def test_dense_and_coded_are_one_model(tmp_path):
     config = LlamaConfig(**SIZES, dtype="bfloat16")
     total = larger.write_llama(tmp_path / "dense", config, "dense")
     assert larger.write_llama(tmp_path / "coded", config, "coded") == total
+    files = sorted(file.name for file in (tmp_path / "dense").glob("*.safetensors"))
+    assert files == [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]  # AirLLM reads the numbers
     dense = AutoModelForCausalLM.from_pretrained(tmp_path / "dense", local_files_only=True, dtype="auto")
     coded = load(AutoModelForCausalLM, tmp_path / "coded")
     assert total == sum(each.nbytes for each in dense.parameters())

@@ -67,7 +67,9 @@ def write_llama(folder: Path, config: LlamaConfig, form: str) -> int:
         shapes = {name: tuple(each.shape) for name, each in LlamaForCausalLM(config).named_parameters()}
     files: dict[str, list[str]] = {}
     for name in shapes:
-        files.setdefault(f"model-{name.split('.')[2] if '.layers.' in name else 'rest'}.safetensors", []).append(name)
+        number = int(name.split(".")[2]) + 2 if ".layers." in name else 1
+        file = f"model-{number:05}-of-{config.num_hidden_layers + 1:05}.safetensors"  # AirLLM reads numbers from names
+        files.setdefault(file, []).append(name)
     random, checkpoint, stored = torch.Generator().manual_seed(1), secrets.token_hex(16), 0
     for file, names in files.items():
         packed = [_pack(name, shapes[name], random, form if ".layers." in name else "dense") for name in names]
