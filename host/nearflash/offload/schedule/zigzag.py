@@ -44,8 +44,9 @@ class Interception:
 def _stopping(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     def stop(*args: Any, **kwargs: Any) -> Any:
         # The states of each sequence's last token are no contiguous rows: torch would multiply them one by one, with a
-        # copy of the output layer's weights for each.
-        args = tuple(value.contiguous() if isinstance(value, torch.Tensor) else value for value in args)
+        # copy of the output layer's weights for each. So it would those of one sequence, which count as contiguous
+        # whatever the distance of rows that are not there: flattened, they have none.
+        args = tuple(value.flatten().view(value.shape) if isinstance(value, torch.Tensor) else value for value in args)
         return Fiber.wait_for(Call(module, forward, args, kwargs))
 
     return stop
