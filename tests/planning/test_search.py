@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.memory import ALIGNMENT_BYTES, limits, peaks
+from nearflash.planning.memory import ALIGNMENT_BYTES, peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import DeviceTier
 from nearflash.planning.search import Space, plan_for, search
@@ -143,7 +143,7 @@ def test_peaks_are_home_and_working_sets(opt_6_7b, t4):
     assert found["host"].decode_bytes == pytest.approx(host)
     gpu = 0.5 * weights + 2 * opt_6_7b.outside + 2 * 0.5 * layer + 2 * opt_6_7b.kv_layer_bytes * 2 * 544
     assert gpu < found["gpu"].decode_bytes < 1.05 * gpu
-    assert found["device"].peak_bytes == 0 == limits(machine)["device"]
+    assert found["device"].peak_bytes == 0 == found["device"].limit_bytes
 
 
 def test_attention_scores_count_where_the_runtime_stores_them(opt_6_7b, t4):
@@ -180,3 +180,35 @@ def _seconds(shape, machine):
     start = time.process_time()
     search(shape, machine, WORK)
     return time.process_time() - start
+
+
+def one_memory(machine, gpu_bytes, host_bytes):
+    machine = layer_placed(machine).with_memory(gpu_bytes=gpu_bytes, host_bytes=host_bytes)
+    return replace(machine, links=replace(machine.links, one_memory=True))
+
+
+@pytest.mark.parametrize("gpu_share", [0.0, 0.3, 1.0])
+def test_one_memory_is_used_whole_however_it_is_divided(opt_6_7b, t4, gpu_share):
+    """A third of the room stayed free: each tier had half, and two layers' buffers that there are not."""
+    room, space = 6e9, Space(batch_sizes=(1,), batch_counts=(1,))
+    plan = search(opt_6_7b, one_memory(t4, gpu_share * room, (1 - gpu_share) * room), Workload(16, 8), space)
+    held = plan.peaks["gpu"].peak_bytes + plan.peaks["host"].peak_bytes
+    layer = opt_6_7b.weight_bytes()[0] / len(opt_6_7b.layers)
+    assert fits(plan) and room - layer - ALIGNMENT_BYTES < held <= room
+    assert plan.policy.weights.disk > 0 == plan.policy.cache.disk, "what whole layers leave is room for all KV"
+
+
+def test_one_memory_that_is_too_small_is_refused(opt_6_7b, t4):
+    policy = OffloadPolicy(1, 1, HOST, HOST, HOST)
+    size = sum(peak.peak_bytes for peak in peaks(opt_6_7b, t4, WORK, policy).values())
+    plan_for(opt_6_7b, one_memory(t4, 0, size + 1), WORK, policy)
+    with pytest.raises(PlanError, match="a plan must fit gpu memory"):
+        plan_for(opt_6_7b, one_memory(t4, size / 4, size / 4), WORK, policy)
+
+
+@pytest.mark.parametrize("stored", [1.0, 0.5])
+def test_stored_tensors_alone_pass_one_memory_beside_its_buffers(opt_6_7b, t4, stored):
+    policy = OffloadPolicy(1, 1, DISK, Shares(gpu=1), Shares(gpu=1), stored_fraction=stored)
+    found = peaks(opt_6_7b, one_memory(t4, 1e12, 1e12), WORK, policy)
+    largest = 2 * max(linear.parameters for linear in opt_6_7b.layers[0].linears)
+    assert found["host"].peak_bytes == (pytest.approx(4 * stored * largest) if stored < 1 else 0)

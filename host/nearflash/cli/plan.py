@@ -66,7 +66,7 @@ def _parser(subparsers: Any, name: str, description: str, examples: str) -> argp
         "machine again (default: as it was measured, or measured now).")  # fmt: skip
     add("--folder", type=Path, default=Path(), metavar="DIR", help="Measure the drive of this folder.")
     add("--gpu-memory", type=_gigabytes, metavar="GB",
-        help="Fill so much of the GPU's memory at most; without a GPU, of what computes.")  # fmt: skip
+        help="Fill so much of the GPU's memory at most; without a GPU, of one memory with --host-memory.")  # fmt: skip
     add("--host-memory", type=_gigabytes, metavar="GB", help="Fill so much of the host's memory at most.")
     add("--disk", type=_gigabytes, metavar="GB", help="Fill so much of the disk at most.")
     add("--bits", type=int, nargs="+", choices=(16, 4), default=[16], metavar="BITS",

@@ -3,21 +3,23 @@
 GPU: home shares, two layers' worth of weights that live elsewhere (one computes, one loads), buffers of KV that live
 elsewhere and are attended to here, activations of a batch, and the widest of what one layer computes. Host: home
 shares, pinned buffers that everything on the disk passes through, and attention's working set where it runs there.
+In one memory weights are read to where they are used, stored bytes of a few tensors at a time where these are expanded;
+and what one of the two tiers leaves of its room is the other's.
 Each is linear in the shares, as in nearflash.planning.terms.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from nearflash.planning.cost import place_policy
-from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy, prefill_tokens
+from nearflash.planning.policy import STAGED_TENSORS, VISITS_AHEAD, OffloadPolicy, prefill_tokens
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape, bytes_of
 from nearflash.planning.terms import PolicyOptions, Vector, Workload, on, shares_vector
 
-__all__ = ["ALIGNMENT_BYTES", "TIERS", "Peak", "limits", "peak_vectors", "peaks"]
+__all__ = ["ALIGNMENT_BYTES", "TIERS", "Peak", "bounds", "peak_vectors", "peaks"]
 
 TIERS = ("gpu", "host", "disk", "device")
 ALIGNMENT_BYTES = 64 << 10
@@ -28,7 +30,7 @@ _BUFFERS = 2
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes on a tier: in prefill, in decode; `limit_bytes` that it has."""
+    """Most bytes on a tier: in prefill, in decode; `limit_bytes` that it has, in one memory what the other leaves."""
 
     tier: str
     prefill_bytes: float
@@ -46,8 +48,20 @@ class Peak:
         return self.peak_bytes <= self.limit_bytes
 
 
-def limits(machine: Machine) -> dict[str, float]:
-    """Bytes of each tier that a plan may fill."""
+def bounds(
+    machine: Machine, vectors: Mapping[str, tuple[Vector, Vector]]
+) -> Iterator[tuple[float, tuple[Vector, Vector]]]:
+    """Bytes that there are, and the peaks that must fit them: of each tier, gpu and host together in one memory."""
+    every = _limits(machine)
+    if machine.links.one_memory:
+        together = vectors["gpu"][0] + vectors["host"][0], vectors["gpu"][1] + vectors["host"][1]
+        vectors = {**vectors, "gpu": together}
+        every["gpu"] += every.pop("host")
+    yield from ((room, vectors[tier]) for tier, room in every.items())
+
+
+def _limits(machine: Machine) -> dict[str, float]:
+    """Bytes of each tier that a plan may fill by its own budget."""
     device = machine.device.cache_bytes if machine.device else 0.0
     disk = machine.memory.disk_bytes if machine.disk else 0.0
     return {"gpu": machine.memory.gpu_bytes, "host": machine.memory.host_bytes, "disk": disk, "device": device}
@@ -57,11 +71,16 @@ def peaks(shape: ModelShape, machine: Machine, workload: Workload, policy: Offlo
     """The peaks of a policy by tier."""
     placed = place_policy(shape, machine, policy)
     shares, vectors = shares_vector(placed), peak_vectors(shape, machine, workload, PolicyOptions.of(placed))
-    every = limits(machine)
+    every = _limits(machine)
     by_tier = {}
     for tier in TIERS:
         prefill, decode = (float(vector @ shares) for vector in vectors[tier])
         by_tier[tier] = Peak(tier, prefill, decode, every[tier])
+    if machine.links.one_memory:
+        gpu, host = by_tier["gpu"], by_tier["host"]
+        room = gpu.limit_bytes + host.limit_bytes
+        for one, other in ((gpu, host), (host, gpu)):
+            by_tier[one.tier] = replace(one, limit_bytes=max(0.0, room - other.peak_bytes))
     return by_tier
 
 
@@ -137,7 +156,10 @@ def _working(
         gpu = gpu + on(_BUFFERS * cache, *afar)
     if options.cache_bits != 16 and not staged:
         gpu = gpu + on(cache, "cache.gpu")
-    host = on(_BUFFERS * max(stored, passing), "weights.disk") + on(_BUFFERS * states, "activations.disk")
+    through = 0.0 if machine.links.one_memory else _BUFFERS * max(stored, passing)
+    if options.stored_fraction < 1 and (machine.links.one_memory or passing > stored):
+        through += STAGED_TENSORS * _largest_stored(shape, options)
+    host = on(through, "weights.disk") + on(_BUFFERS * states, "activations.disk")
     host = host + on((VISITS_AHEAD + 1) * packed_cache if staged else _BUFFERS * cache, "cache.disk")
     if passing > stored:  # what the host expands first
         host = host + on(_BUFFERS * passing, "weights.host")
@@ -145,6 +167,12 @@ def _working(
         # K and V of a batch in fp32, as the host computes.
         host = host + on(4 / shape.element_bytes * cache, *afar)
     return {"gpu": gpu, "host": host}
+
+
+def _largest_stored(shape: ModelShape, options: PolicyOptions) -> float:
+    """Stored bytes of the largest matrix."""
+    largest = max(linear.parameters for layer, _ in shape.kinds for linear in layer.linears)
+    return bytes_of(largest, options.weight_bits, shape.element_bytes) * options.stored_fraction
 
 
 def _computing_bytes(

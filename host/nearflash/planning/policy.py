@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["VISITS_AHEAD", "OffloadPolicy", "Shares", "prefill_tokens"]
+__all__ = ["STAGED_TENSORS", "VISITS_AHEAD", "OffloadPolicy", "Shares", "prefill_tokens"]
 
 VISITS_AHEAD = 2
 """Visits of a layer by a batch whose KV cache is loaded before their turn."""
+STAGED_TENSORS = 4
+"""Compressed tensors that are read by the host, or wait to be expanded, or are: as many are expanded as are read."""
 _CLOSE = 1e-6
 _PREFILL_TOKENS = 1024
 """That keep a processor or a GPU busy."""

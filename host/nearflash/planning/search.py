@@ -8,7 +8,7 @@ activations), then predicted and checked again: a policy that does not fit is ne
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 
 from nearflash.abi.errors import PlanError
 from nearflash.planning.cost import Prediction, chains, predict
-from nearflash.planning.memory import TIERS, Peak, limits, peak_vectors, peaks
+from nearflash.planning.memory import TIERS, Peak, bounds, peak_vectors, peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape
@@ -196,14 +196,13 @@ def _solve(
     """Least seconds a sequence and the shares that give them, or None where nothing fits."""
     number, steps = len(VARIABLES), workload.new_tokens - 1
     prefill, decode = chains(terms(shape, machine, workload, options), machine, options)
-    room = limits(machine)
     rows: list[Vector] = []
     bounds_above: list[float] = []
-    for tier, vectors in peak_vectors(shape, machine, workload, options).items():
+    for room, vectors in bounds(machine, peak_vectors(shape, machine, workload, options)):
         for vector in vectors:
-            scale = max(room[tier], 1.0)
+            scale = max(room, 1.0)
             rows.append(np.append(vector[:-1], (0.0, 0.0)) / scale)
-            bounds_above.append((room[tier] - vector[-1]) / scale)
+            bounds_above.append((room - vector[-1]) / scale)
     if min(bounds_above) < 0:
         return None
     slowest = max(float(np.max(vector)) for vector in (*prefill.values(), *decode.values()))
@@ -225,8 +224,8 @@ def _solve(
     sums = np.zeros((3, number + 2))
     for at, what in enumerate(("weights.", "cache.", "activations.")):
         sums[at, [column for column, name in enumerate(VARIABLES) if name.startswith(what)]] = 1
-    bounds = [(0.0, 1.0 if _exists(name, machine) else 0.0) for name in VARIABLES] + [(0.0, None)] * 2
-    solved = linprog(objective, A_ub=np.array(rows), b_ub=bounds_above, A_eq=sums, b_eq=np.ones(3), bounds=bounds,
+    ranges = [(0.0, 1.0 if _exists(name, machine) else 0.0) for name in VARIABLES] + [(0.0, None)] * 2
+    solved = linprog(objective, A_ub=np.array(rows), b_ub=bounds_above, A_eq=sums, b_eq=np.ones(3), bounds=ranges,
                      method="highs")  # fmt: skip
     if solved.status != 0:
         return None
@@ -247,15 +246,37 @@ def _round(
     counts = {what: _grains(what, shares, grain) for what, grain in grains.items()}
     tiers = [tier for tier in TIERS if tier in ("gpu", "host") or _exists(f"cache.{tier}", machine)]
     for _ in range(4 * layers + 8):
-        policy = _policy(options, counts, grains)
-        by_tier = peaks(shape, machine, workload, policy)
+        by_tier = peaks(shape, machine, workload, _policy(options, counts, grains))
         over = next((peak for peak in by_tier.values() if not peak.fits), None)
         if over is None:
-            group = replace(policy, num_batches=options.num_batches)
-            return Plan(shape, machine, workload, policy, predict(shape, machine, workload, group), by_tier)
+            return _fill(
+                counts, lambda tried: _plan(shape, machine, workload, _policy(options, tried, grains), options)
+            )
         if not _move(counts, over, by_tier, tiers, grains):
             return None
     return None
+
+
+def _plan(
+    shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy, options: PolicyOptions
+) -> Plan:
+    """A policy's plan, whose times are those of one group of batches."""
+    prediction = predict(shape, machine, workload, replace(policy, num_batches=options.num_batches))
+    return Plan(shape, machine, workload, policy, prediction, peaks(shape, machine, workload, policy))
+
+
+def _fill(counts: dict[str, dict[str, int]], plan_of: Callable[[dict[str, dict[str, int]]], Plan]) -> Plan:
+    """The plan of counts that fit, with KV or hidden states taken from the disk into what rounding left free, where
+    that is faster: what whole layers leave of memory may hold all of them.
+    """
+    best = plan_of(counts)
+    for what, tier in itertools.product(("cache", "activations"), ("gpu", "host")):
+        on_disk = counts[what].get("disk", 0)
+        tried = counts | {what: counts[what] | {"disk": 0, tier: counts[what].get(tier, 0) + on_disk}}
+        plan = plan_of(tried) if on_disk else best
+        if plan.prediction.seconds < best.prediction.seconds and all(peak.fits for peak in plan.peaks.values()):
+            best, counts = plan, tried
+    return best
 
 
 def _grains(what: str, shares: Vector, grain: int) -> dict[str, int]:

@@ -10,7 +10,8 @@ from nearflash.abi.errors import WeightsError
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import DeviceLink
 from nearflash.offload.weights.layer_weights import LayerWeights
-from nearflash.offload.weights.staging import STAGES, StagedReader
+from nearflash.offload.weights.staging import StagedReader
+from nearflash.planning.policy import STAGED_TENSORS
 from nearflash.weights.checkpoint import open_checkpoint
 from nearflash.weights.compress import compress_tensor
 from nearflash.weights.file import WeightsTensor, write_file
@@ -76,11 +77,23 @@ def test_the_drive_does_not_wait_for_buffers(stack, loads):
 def test_a_layer_that_is_never_used_gives_its_memory_back(stack):
     modules, sources, _ = stack
     ledger = Ledger()
-    for _ in range(STAGES):
+    for _ in range(STAGED_TENSORS):
         with LayerWeights(modules, sources, ["disk"] * LAYERS, link=DeviceLink(), ledger=ledger) as weights:
             with weights.use(0):
                 check(stack, 0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("nearflash-stage")]
+
+
+@pytest.mark.parametrize(("tier", "staged"), [("disk", STAGED_TENSORS), ("host", 0)])
+def test_stored_bytes_on_their_way_are_counted(stack, tier, staged):
+    """As plans count them; what memory holds as it is stored needs no other place."""
+    modules, sources, _ = stack
+    ledger, sizes = Ledger(), [piece.tensor.stored_bytes for layer in sources for each in layer.values()
+                               for piece in each.pieces]  # fmt: skip
+    with LayerWeights(modules, sources, [tier] * LAYERS, link=DeviceLink(), ledger=ledger):
+        kept = sum(source.stored_bytes for layer in sources for source in layer.values()) if tier == "host" else 0
+        assert ledger.held["host"] == kept + staged * max(sizes)
+    assert not any(ledger.held.values())
 
 
 def test_reads_that_fail_or_are_dropped_release_their_stage(stack, monkeypatch):

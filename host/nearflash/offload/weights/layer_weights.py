@@ -25,6 +25,7 @@ from nearflash.offload.weights.groups import quantize_source
 from nearflash.offload.weights.layout import BufferLayout, LayoutReader
 from nearflash.offload.weights.staging import StagedReads
 from nearflash.offload.weights.storage_to_gpu import choose_reader
+from nearflash.planning.policy import STAGED_TENSORS
 from nearflash.support.buffers import BufferPool
 from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.crossing import CheckedTensor
@@ -84,6 +85,8 @@ class LayerWeights:
             staged = largest if any(each.home is None or each.layout.expanded for each in passing) else 0
             if not link.one_memory:
                 self._take("host", self._room * staged, "staging buffers of weights")
+            largest_staged = max((each.layout.largest_staged for each in passing), default=0)
+            self._take("host", STAGED_TENSORS * largest_staged, "stored tensors that are read to be expanded")
             self._free = BufferPool("weights", (link.buffer(largest, staged) for _ in range(self._room)))
             work = max((layer.layout.compressed.work_bytes for layer in self._layers), default=0)
             self._take("gpu", work, "the weights of a layer that are expanded")

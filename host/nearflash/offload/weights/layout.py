@@ -22,7 +22,8 @@ from torch import Tensor
 from nearflash.abi.errors import WeightsError
 from nearflash.offload.tiers.link import Spans
 from nearflash.offload.weights.compressed import CompressedPiece, CompressedPieces, pad_bytes, source_crosses_as_stored
-from nearflash.offload.weights.staging import STAGES, StagedPiece, StagedReader, StagedReads
+from nearflash.offload.weights.staging import StagedPiece, StagedReader, StagedReads
+from nearflash.planning.policy import STAGED_TENSORS
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.io.unchanged import UnchangedFile
@@ -128,6 +129,12 @@ class BufferLayout:
     def stored_bytes(self) -> int:
         """Bytes of memory in which the layer is kept as it is stored."""
         return self.stored_end + sum(source.stored_bytes for source in self.expanded.values())
+
+    @property
+    def largest_staged(self) -> int:
+        """Stored bytes of the largest tensor that is read to be expanded by the host."""
+        sizes = (piece.tensor.stored_bytes for _, piece in _pieces(self) if _is_staged(piece))
+        return max(sizes, default=0)
 
     @property
     def dense_spans(self) -> tuple[Spans, Spans]:
@@ -265,7 +272,7 @@ class LayoutReader:
         self._direct = direct
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
         self._staged = StagedReader(_READERS)
-        self._expanding = ThreadPoolExecutor(STAGES, "nearflash-expand", initializer=set_ieee_arithmetic)
+        self._expanding = ThreadPoolExecutor(STAGED_TENSORS, "nearflash-expand", initializer=set_ieee_arithmetic)
 
     def read_runs(self, layout: BufferLayout, memory: Tensor) -> int:
         """Read what lies in runs, and check it; the bytes of it. Raises WeightsError."""

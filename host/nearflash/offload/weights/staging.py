@@ -11,15 +11,13 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from nearflash.planning.policy import STAGED_TENSORS
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.support.buffers import BufferPool
 from nearflash.support.threads import set_ieee_arithmetic
 from nearflash.weights.sources import SourcePiece
 
-__all__ = ["STAGES", "StagedPiece", "StagedReader", "StagedReads"]
-
-STAGES = 4
-"""Tensors that are read, or wait to be expanded, or are: as many are expanded as are read."""
+__all__ = ["StagedPiece", "StagedReader", "StagedReads"]
 
 
 class _Stage:
@@ -73,7 +71,7 @@ class StagedReader:
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, "nearflash-stage", initializer=set_ieee_arithmetic)
-        self._stages = BufferPool("stages of weights", (_Stage() for _ in range(STAGES)))
+        self._stages = BufferPool("stages of weights", (_Stage() for _ in range(STAGED_TENSORS)))
 
     @contextmanager
     def begin(self, pieces: Iterable[tuple[str, SourcePiece]]) -> Iterator[StagedReads]:
