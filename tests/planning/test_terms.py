@@ -189,6 +189,12 @@ def test_tokens_are_chosen_of_all_logits(shape, machine):
     assert found - base == pytest.approx(VOCABULARY * BLOCK)
 
 
+def test_the_output_layer_has_a_rate_of_its_own(shape, machine):
+    slow = replace(machine, compute=replace(machine.compute, head_bytes_per_s=1e3))
+    found, base = (terms(shape, each, WORK, OPTIONS).decode["gpu"][-1] for each in (slow, machine))
+    assert found - base == pytest.approx(OPTIONS.num_batches * 2 * shape.head / 1e3, rel=1e-3)
+
+
 def test_four_bits_of_cache_are_four_and_a_half(shape, machine):
     packed = terms(shape, machine, WORK, replace(OPTIONS, cache_bits=4))
     at = VARIABLES.index("cache.host")

@@ -80,7 +80,9 @@ class Compute:
     that come out a second of weights in 4 bits and of compressed ones; pack_cache, unpack_cache: dense bytes of K and V
     that become 4 bits, and that come out of them (None: as dequantise). All of values in the dtype that computes.
     matmul_factors: what products of matmul_tokens take, over the longer of multiplying and reading the weights; between
-    them by the logarithm, beyond them as at the ends.
+    them by the logarithm, beyond them as at the ends. head: bytes of the output layer's weights that a product of one
+    token reads a second: a large matrix, where a layer's small ones wait for what is done between them (None: as
+    gpu_memory).
     """
 
     source: str
@@ -95,6 +97,7 @@ class Compute:
     expand_bytes_per_s: float | None = None
     pack_cache_bytes_per_s: float | None = None
     unpack_cache_bytes_per_s: float | None = None
+    head_bytes_per_s: float | None = None
     matmul_tokens: tuple[float, ...] = ()
     matmul_factors: tuple[float, ...] = ()
 

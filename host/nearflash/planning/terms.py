@@ -185,11 +185,12 @@ class _Sizes:
 
     def head_seconds(self, flops_per_s: float) -> float:
         """Logits of one token of each sequence of a batch, and the choice of a token."""
-        head, bandwidth = self.shape.head, self.machine.compute.gpu_memory_bytes_per_s
+        head, compute = self.shape.head, self.machine.compute
+        bandwidth = compute.head_bytes_per_s or compute.gpu_memory_bytes_per_s
         batch = self.options.batch_size
         product = max(2 * head * batch / flops_per_s, self.shape.element_bytes * head / bandwidth)
         logits = self.machine.schedule.per_logit_s * self.shape.vocabulary * batch
-        return self.machine.compute.matmul_factor(batch) * product + logits
+        return compute.matmul_factor(batch) * product + logits
 
     @property
     def attended_on_gpu(self) -> float:

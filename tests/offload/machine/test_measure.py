@@ -10,9 +10,11 @@ from nearflash.offload.machine.machine_file import available_bytes
 from nearflash.offload.machine.shape import measure_shape
 from nearflash.offload.machine.stopwatch import seconds_of
 from nearflash.planning.profile import machine_toml, parse_machine
+from nearflash.planning.shapes import from_config
 from nearflash.storage.io.measure import Rate
 from nearflash.storage.io.profile import keep_profile
 from nearflash.weights.compress import compress_tensor
+from nearflash.weights.file import write_file
 from nearflash.weights.folder import open_folder
 
 
@@ -47,6 +49,26 @@ def test_weights_are_expanded_where_the_runtime_does(far):
     for form in (("groups", 4), ("bitmap", 8), ("coded", 16)):
         kept = measure._keep(compress_tensor("w", bits, *form))
         assert measure._expand_rate(torch.device("cpu"), [kept], far=far) > 0
+
+
+def test_an_output_layer_is_read_from_memory(monkeypatch):
+    """As many as the caches do not hold, of the model's sizes."""
+    monkeypatch.setattr(measure, "_HEADS_BYTES", 8 << 20)
+    seen = []
+    monkeypatch.setattr(measure, "seconds_of", lambda device, work: seen.extend(work()) or 2.0)
+    shape = from_config({"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 8192, "ffn_dim": 64,
+                         "num_hidden_layers": 1})  # fmt: skip
+    assert measure._head_bytes(torch.device("cpu"), torch.bfloat16, shape) == (8 << 20) / 2
+    assert {tuple(each.shape) for each in seen} == {(1, 8192)} and len(seen) == 8
+
+
+def test_more_is_expanded_than_the_caches_hold(tmp_path, monkeypatch):
+    """One layer of small tensors alone stays in them from one repeat to the next."""
+    bits = torch.randn(64, 64).to(torch.bfloat16).view(torch.int16).numpy().view("uint16")
+    packed = [compress_tensor(f"layers.{number}.w", bits, "coded") for number in range(5)]
+    write_file(tmp_path / "model.safetensors", {each.name: (each.dtype, each.shape) for each in packed}, packed)
+    monkeypatch.setattr(measure, "_EXPANDED_BYTES", 2 * bits.nbytes + 1)
+    assert [each.name for each in measure._find_compressed(tmp_path)] == [f"layers.{number}.w" for number in range(3)]
 
 
 def test_rates_that_were_kept_are_used_again(tmp_path, monkeypatch):

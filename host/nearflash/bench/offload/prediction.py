@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from nearflash.bench.disk import disk_rate
+from nearflash.bench.disk import disk_rate, write_back
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.offload import OffloadedModel
@@ -115,6 +115,7 @@ class _Folders:
             write_model(self._model, folder, format=kind, bits=bits, dtype=torch.bfloat16, compressed=names)
             self.config.dtype = torch.bfloat16
             self.config.save_pretrained(folder)
+            write_back(folder.iterdir())  # later it would take the drive and a processor from what is measured
         return folder
 
 

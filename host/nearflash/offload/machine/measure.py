@@ -52,6 +52,10 @@ _SEQUENCES, _CONTEXT, _CACHE_BYTES = 16, 512, 256 << 20
 _BESIDE_BYTES, _BESIDE_S, _BESIDE_TIMES = 64 << 20, 0.2, 5
 """What is moved at a time beside computing, and for how long, how often."""
 _VOCABULARY = 32768
+_HEAD_BYTES, _HEADS_BYTES = 64 << 20, 192 << 20
+"""Of an output layer at most, and of as many as the caches do not hold, as a step's layers push it out of them."""
+_EXPANDED_BYTES = 64 << 20
+"""Dense bytes of what is expanded at least, where the checkpoint has as many: more than the caches hold."""
 _REQUESTS = 256
 """Of one block each, one at a time."""
 _HOST_GPU_SHARE = 0.25
@@ -93,6 +97,7 @@ def measure_machine(
             host_attention_bytes_per_s=on_host,
             host_buffer_attention_bytes_per_s=on_host,
             **_unpack_rates(None if model is None else model[0], device, dtype),
+            head_bytes_per_s=None if shape is None else _head_bytes(device, dtype, shape),
             matmul_tokens=products.tokens,
             matmul_factors=products.factors,
         )
@@ -169,6 +174,15 @@ def _attention_bytes(device: torch.device, dtype: torch.dtype, heads: tuple[int,
     return len(visits) * visit_bytes / seconds_of(device, attend)
 
 
+def _head_bytes(device: torch.device, dtype: torch.dtype, shape: ModelShape) -> float:
+    """Bytes of an output layer's weights that a product of one token reads in a second."""
+    rows = max(1, min(shape.vocabulary, _HEAD_BYTES // (shape.hidden * dtype.itemsize)))
+    size = rows * shape.hidden * dtype.itemsize
+    heads = [torch.ones(rows, shape.hidden, dtype=dtype, device=device) for _ in range(-(-_HEADS_BYTES // size))]
+    states = torch.ones(1, shape.hidden, dtype=dtype, device=device)
+    return len(heads) * size / seconds_of(device, lambda: [states @ head.T for head in heads])
+
+
 def _unpack_rates(model: Path | None, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """Dense bytes a second of weights in 4 bits, of the model's own where they are compressed (else of a matrix whose
     half is zero), and of K and V that become 4 bits and come out of them; each where the runtime does it.
@@ -214,7 +228,8 @@ def _expand_rate(device: torch.device, tensors: Sequence[KeptTensor], *, far: bo
 
 
 def _find_compressed(folder: Path) -> list[KeptTensor]:
-    """The compressed tensors of a checkpoint's first layer that has any, in memory; none where nothing is compressed.
+    """The compressed tensors of a checkpoint's first layers that have any, in memory, of _EXPANDED_BYTES at least; none
+    where nothing is compressed.
 
     All of a layer: small ones take longer by the byte than the largest.
     """
@@ -225,7 +240,11 @@ def _find_compressed(folder: Path) -> list[KeptTensor]:
         if tensor.form != "dense":
             number = re.search(r"\.\d+\.", name)
             layers.setdefault(number[0] if number else "", []).append(tensor)
-    return [KeptTensor(tensor) for tensor in next(iter(layers.values()), [])]
+    found = list[KeptTensor]()
+    for tensors in layers.values():
+        if sum(tensor.dense_bytes for tensor in found) < _EXPANDED_BYTES:
+            found += map(KeptTensor, tensors)
+    return found
 
 
 def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> tuple[float, float, float]:
