@@ -172,7 +172,10 @@ def _sought(arguments: argparse.Namespace) -> Any:
     from nearflash.offload.machine.plan import crossing_fraction, machine_here, model_shape
     from nearflash.planning.profile import load_machine
     from nearflash.planning.search import Space, Workload
+    from nearflash.support.threads import set_threads
 
+    if arguments.hardware in (None, _MEASURE):
+        set_threads()  # before torch is imported: what is measured computes as nearflash generate will
     shape, stored_fraction = model_shape(arguments.model)
     if arguments.hardware in (None, _MEASURE):
         again = arguments.hardware == _MEASURE

@@ -19,7 +19,7 @@ from nearflash.abi.errors import CommandError
 
 __all__ = [
     *("CallingThread", "choose_threads", "idle_processors", "ieee_arithmetic", "map_all", "set_ieee_arithmetic"),
-    "set_threads",
+    *("set_threads", "threads_environment"),
 ]
 
 T = TypeVar("T")
@@ -71,9 +71,14 @@ def set_threads(requested: int | None = None) -> int:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     else:
-        os.environ[_VARIABLE] = str(threads)
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ |= threads_environment(threads)
     return threads
+
+
+def threads_environment(requested: int | None = None) -> dict[str, str]:
+    """Variables of a process that is begun with the threads that `set_threads` sets. Raises CommandError as that."""
+    waiting = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    return {_VARIABLE: str(choose_threads(requested)), "OMP_WAIT_POLICY": waiting}
 
 
 def set_ieee_arithmetic() -> None:

@@ -1,11 +1,13 @@
 """Policies drawn at random: each runs as it was drawn, and its row has what was predicted for it."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from transformers import LlamaConfig
 
+from nearflash.abi.errors import CommandError
 from nearflash.bench.offload import prediction
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import load_machine
@@ -69,6 +71,26 @@ def test_a_busy_machine_is_measured_before_each_policy(sizes, machine, tmp_path,
     monkeypatch.setattr(prediction, "idle_processors", lambda: 0)
     rows = list(prediction.measure(tmp_path, sizes, seed=5, policies=2))
     assert len(machine) == 2 and all(row["processors_of_others"] > 0 for row in rows[:-1])
+
+
+def test_the_part_runs_with_the_threads_of_the_command(sizes, tmp_path, monkeypatch):
+    """Threads that spin while they wait took a processor from what is expanded, and predictions had no term for it."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    text = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)])); sys.exit(sys.argv[3] == '7')"
+    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", text))
+    [[(path, _, seed), environment]] = prediction.measure_apart(tmp_path, sizes)
+    assert (path, seed) == (str(tmp_path), "") and environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert int(environment["OMP_NUM_THREADS"]) > 0 and not list(tmp_path.iterdir())
+    with pytest.raises(CommandError, match="part prediction must end with status 0, not 1"):
+        list(prediction.measure_apart(tmp_path, sizes, seed=7))
+
+
+def test_rows_are_printed(sizes, tmp_path, monkeypatch, capsys):
+    sizes.save_pretrained(tmp_path)
+    monkeypatch.setattr(prediction, "measure", lambda path, config, seed: iter([{"n": config.hidden_size, "s": seed}]))
+    for seed in ("5", ""):
+        prediction.main(["somewhere", str(tmp_path), seed])
+    assert capsys.readouterr().out == '{"n": 128, "s": 5}\n{"n": 128, "s": null}\n'
 
 
 def test_stored_and_read_bytes_are_in_what_is_predicted(sizes, machine, tmp_path):

@@ -95,7 +95,7 @@ def run(
         elif part == LARGER:
             yield from ({"part": part, **row} for row in larger.measure(Path(tempfile.gettempdir())))
         elif part == PREDICTION:
-            rows = prediction.measure(Path(tempfile.gettempdir()), _config(model, _FEW_LAYERS), seed)
+            rows = prediction.measure_apart(Path(tempfile.gettempdir()), _config(model, _FEW_LAYERS), seed)
             yield from ({"part": part, **row} for row in rows)
         elif part == GPU:
             yield from ({"part": part, **row} for row in _on_gpu(model, profile))

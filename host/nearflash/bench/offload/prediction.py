@@ -7,12 +7,20 @@ does. Where other programs compute meanwhile it is measured again before each po
 
 error: predicted over measured seconds a token, less one; the prompts' time is in both, loading the model is not, nor a
 first pass that touches its memory.
+
+    python -m nearflash.bench.offload.prediction PATH CONFIG SEED
+
+prints the rows of `measure` as JSON: `measure_apart` has them from a process with the threads of `nearflash generate`,
+which sleep while they wait. Those that torch has by default spin, and take a processor from what is expanded meanwhile.
 """
 
+import json
 import os
 import secrets
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +30,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+from nearflash.abi.errors import CommandError
 from nearflash.bench.disk import disk_rate, write_back
 from nearflash.inference.cache.decoder import kv_shape_of
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
@@ -35,14 +44,15 @@ from nearflash.planning.memory import peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Machine
 from nearflash.planning.terms import Workload
-from nearflash.support.threads import idle_processors
+from nearflash.support.threads import idle_processors, threads_environment
 from nearflash.weights.convert import layer_weights, write_model
 from nearflash.weights.pretrained import silent_transformers
 
-__all__ = ["RandomPolicy", "measure", "random_policy"]
+__all__ = ["RandomPolicy", "main", "measure", "measure_apart", "random_policy"]
 
 FORMATS = {"dense": None, "coded": ("coded", 16), "int4": ("groups", 4)}
 """Of the weights' files, as `nearflash compress` writes them."""
+_COMMAND = (sys.executable, "-m", "nearflash.bench.offload.prediction")
 _TIERS = ("gpu", "host", "disk")
 _BATCH_SIZES, _BATCHES = (1, 2, 4, 8, 16), (1, 2, 4)
 _PROMPT_TOKENS, _NEW_TOKENS = (16, 513), (6, 17)
@@ -119,6 +129,27 @@ class _Folders:
         return folder
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print; an empty SEED is a random one."""
+    path, config, seed = sys.argv[1:] if argv is None else argv
+    sizes = AutoConfig.from_pretrained(config, local_files_only=True)
+    for row in measure(Path(path), sizes, int(seed) if seed else None):
+        print(json.dumps(row), flush=True)
+
+
+def measure_apart(path: Path, config: PreTrainedConfig, seed: int | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of `measure`, by a process of its own. Raises CommandError where that ends with an error."""
+    with tempfile.TemporaryDirectory(prefix=".nearflash-prediction-", dir=path) as folder:
+        config.save_pretrained(folder)
+        command = [*_COMMAND, str(path), folder, "" if seed is None else str(seed)]
+        environment = os.environ | threads_environment()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            yield from map(json.loads, process.stdout)
+    if process.returncode:
+        raise CommandError(f"part prediction must end with status 0, not {process.returncode}")
+
+
 def measure(
     path: Path, config: PreTrainedConfig, seed: int | None = None, policies: int = 10
 ) -> Iterator[dict[str, Any]]:
@@ -193,3 +224,7 @@ def _run(drawn: RandomPolicy, folder: Path, path: Path) -> tuple[float, float, O
             reports.append(opened.generate(ids, max_new_tokens=workload.new_tokens, **options).report)
     means = (sum(getattr(report, name) for report in reports) / len(reports) for name in ("prefill_s", "decode_s"))
     return *means, reports[-1]
+
+
+if __name__ == "__main__":
+    main()
