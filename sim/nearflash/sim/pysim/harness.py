@@ -5,13 +5,13 @@ the member joined with a double underscore (`i`, `o__0`, `i__key`).
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amaranth.hdl import ClockDomain, Module, ValueCastable
+from amaranth.hdl import ClockDomain, Module, Signal, Value, ValueCastable
 from amaranth.lib import wiring
 from amaranth.sim import Simulator
 
@@ -138,58 +138,79 @@ def _run(
     top.submodules.dut = component
     simulator = Simulator(top)
     simulator.add_clock(1e-6)
-    now = [0]  # cycles so far, counted by the watch below
+    done = Signal()
 
-    async def watch(ctx: Any) -> None:
+    # A process sets signals in the step of the clock's edge, as registers do: a testbench would have the design settle
+    # behind each of them. There is one for all streams, which waits once in a cycle.
+    async def move(ctx: Any) -> None:
         for name, value in hold.items():
             ctx.set(getattr(component, name), value)
+        movers = [_source(end, ctx.set) if end.is_source else _sink(end, ctx.set) for end in ends.values()]
+        for mover in movers:
+            next(mover)
+        flags = [end.ready if end.is_source else end.valid for end in ends.values()]
+        payloads = [Value.cast(end.payload) for end in ends.values()]
         left = quiet_cycles
-        while left:
-            if now[0] == limit + quiet_cycles:
-                sides = [
-                    [(name, len(end.cycles), end.count) for name, end in ends.items() if end.is_source == is_source]
-                    for is_source in (True, False)
-                ]
-                raise SimulationTimeout(waiting_text(limit, *sides))
-            await ctx.tick()
-            now[0] += 1
+        cycle = 0
+        async for _, _, *values in ctx.tick().sample(*flags, *payloads):
+            cycle += 1
             left = left - 1 if all(len(end.cycles) >= end.count for end in ends.values()) else quiet_cycles
+            if left and cycle == limit + quiet_cycles:
+                raise SimulationTimeout(_waiting_text(ends, limit))
+            for mover, flag, payload in zip(movers, values, values[len(flags) :], strict=False):
+                mover.send((cycle, flag, payload))
+            if not left:
+                break
+        ctx.set(done, 1)
 
-    simulator.add_testbench(watch)
-    for end in ends.values():
-        process = _source(end, now) if end.is_source else _sink(end, now)
-        simulator.add_testbench(process, background=True)
+    async def wait(ctx: Any) -> None:
+        await ctx.posedge(done)
+
+    simulator.add_process(move)
+    simulator.add_testbench(wait)
     with simulator.write_vcd(str(vcd)) if vcd else nullcontext():
         simulator.run()
 
 
-def _source(end: _End, now: Sequence[int]) -> Any:
-    async def source(ctx: Any) -> None:
-        stalled = end.stall.cycles(end.rng)
-        for item in end.items:
-            while end.stall.percent and next(stalled):
-                await ctx.tick()
-            as_bits = isinstance(item, int) and isinstance(end.payload, ValueCastable)
-            ctx.set(end.payload.as_value() if as_bits else end.payload, item)
-            ctx.set(end.valid, 1)
-            ready = False
-            while not ready:  # not .until(): its generator cannot be dropped half-way, as a timeout would
-                _, _, ready = await ctx.tick().sample(end.ready)
-            end.cycles.append(now[0])
-            ctx.set(end.valid, 0)
-
-    return source
+def _waiting_text(ends: Mapping[str, _End], limit: int) -> str:
+    sources, sinks = (
+        [(name, len(end.cycles), end.count) for name, end in ends.items() if end.is_source == is_source]
+        for is_source in (True, False)
+    )
+    return waiting_text(limit, sources, sinks)
 
 
-def _sink(end: _End, now: Sequence[int]) -> Any:
-    async def sink(ctx: Any) -> None:
-        stalled = end.stall.cycles(end.rng)
-        while True:
-            ready = not (end.stall.percent and next(stalled))
-            ctx.set(end.ready, ready)
-            _, _, valid, payload = await ctx.tick().sample(end.valid, end.payload)
-            if valid and ready:
-                end.items.append(payload)
-                end.cycles.append(now[0])
+_Mover = Generator[None, tuple[int, int, int], None]
+"""Drives one side of a stream: is sent each cycle's number, the other side's flag and the payload's bits."""
 
-    return sink
+
+def _source(end: _End, drive: Callable[[Any, Any], None]) -> _Mover:
+    stalled = end.stall.cycles(end.rng)
+    for item in end.items:
+        while end.stall.percent and next(stalled):
+            yield
+        as_bits = isinstance(item, int) and isinstance(end.payload, ValueCastable)
+        drive(end.payload.as_value() if as_bits else end.payload, item)
+        drive(end.valid, 1)
+        ready = 0
+        while not ready:
+            cycle, ready, _ = yield
+        end.cycles.append(cycle)
+        drive(end.valid, 0)
+    while True:
+        yield
+
+
+def _sink(end: _End, drive: Callable[[Any, Any], None]) -> _Mover:
+    stalled = end.stall.cycles(end.rng)
+    read = end.payload.shape().from_bits if isinstance(end.payload, ValueCastable) else int
+    was_ready = False
+    while True:
+        ready = not (end.stall.percent and next(stalled))
+        if ready != was_ready:
+            drive(end.ready, ready)
+            was_ready = ready
+        cycle, valid, payload = yield
+        if valid and ready:
+            end.items.append(read(payload))
+            end.cycles.append(cycle)
