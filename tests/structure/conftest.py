@@ -28,6 +28,12 @@ def modules() -> dict[str, ast.Module]:
 
 
 @pytest.fixture(scope="session")
+def nodes(modules: dict[str, ast.Module]) -> dict[str, list[ast.AST]]:
+    """All nodes of each module: walking the trees takes as long as parsing them."""
+    return {name: list(ast.walk(tree)) for name, tree in modules.items()}
+
+
+@pytest.fixture(scope="session")
 def python_files() -> list[Path]:
     """Every Python file of packages and tests."""
     return [path for top in (*PACKAGE_ROOTS, "tests") for path in sorted((ROOT / top).rglob("*.py"))]

@@ -122,9 +122,9 @@ GATEWARE_MAY_IMPORT = {
 }
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
-    """Dotted names imported anywhere in a module, in functions too."""
-    for node in ast.walk(tree):
+def imports(own: list[ast.AST]) -> Iterator[str]:
+    """Dotted names imported anywhere in a module, of its nodes, in functions too."""
+    for node in own:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -142,14 +142,14 @@ def _row(module: str) -> str:
     return max(rows, key=len)
 
 
-def test_first_party_arrows(modules):
+def test_first_party_arrows(nodes):
     wrong = []
-    for name, tree in modules.items():
+    for name, own in nodes.items():
         module = name.removeprefix("nearflash.")
         package = _row(module)
         more = (names for part, names in MORE.items() if f"{module}.".startswith(f"{part}."))
         allowed = MAY_IMPORT[package].union(*more) | {package.split(".")[0]}
-        for target in imports(tree):
+        for target in imports(own):
             top, _, rest = target.partition(".")
             if top == "nearflash" and rest.split(".")[0] not in allowed:
                 wrong.append(f"{name} imports {target}")
@@ -166,9 +166,9 @@ def _row_of_folders(module: str, packages: set[str]) -> str:
     return max(rows, key=len)
 
 
-def _modules_imported(tree: ast.Module, known: set[str]) -> Iterator[str]:
+def _modules_imported(own: list[ast.AST], known: set[str]) -> Iterator[str]:
     """Our modules that a module imports: by name, or from their package."""
-    for node in ast.walk(tree):
+    for node in own:
         if isinstance(node, ast.ImportFrom):
             for name in (f"{node.module}.{alias.name}" for alias in node.names):
                 found = name if name.removeprefix("nearflash.") in known else str(node.module)
@@ -177,9 +177,9 @@ def _modules_imported(tree: ast.Module, known: set[str]) -> Iterator[str]:
             yield from {alias.name.removeprefix("nearflash.") for alias in node.names} & known
 
 
-def test_folders_import_those_before_them(modules):
+def test_folders_import_those_before_them(nodes):
     """A `__main__` belongs to no folder: it runs what its package exports."""
-    known = {name.removeprefix("nearflash.") for name in modules}
+    known = {name.removeprefix("nearflash.") for name in nodes}
     packages = {name.rpartition(".")[0] for name in known}
     wrong = []
     for module in known:
@@ -187,17 +187,17 @@ def test_folders_import_those_before_them(modules):
         if package == "gateware" or module.endswith("__main__"):
             continue
         row, order = _row_of_folders(module, packages), FOLDERS.get(package, [""])
-        for other in _modules_imported(modules[f"nearflash.{module}"], known):
+        for other in _modules_imported(nodes[f"nearflash.{module}"], known):
             is_own = other.split(".")[0] == package
             if is_own and order.index(_row_of_folders(other, packages)) > order.index(row):
                 wrong.append(f"{module} imports {other}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_file_imports_itself_by_way_of_others(modules):
+def test_no_file_imports_itself_by_way_of_others(nodes):
     """Imports in functions and for types count: one reads such files together, or not at all."""
-    known = {name.removeprefix("nearflash.") for name in modules}
-    arrows = {name: {*_modules_imported(modules[f"nearflash.{name}"], known)} - {name} for name in known}
+    known = {name.removeprefix("nearflash.") for name in nodes}
+    arrows = {name: {*_modules_imported(nodes[f"nearflash.{name}"], known)} - {name} for name in known}
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
@@ -220,14 +220,14 @@ def _gateware_package(target: str) -> str | None:
     return next(rows, "")
 
 
-def test_gateware_arrows(modules):
+def test_gateware_arrows(nodes):
     arrows: dict[tuple[str, str], list[str]] = {}
-    for name, tree in modules.items():
+    for name, own in nodes.items():
         package = _gateware_package(name)
         if package is None or name == "nearflash.gateware.attention":
             continue
         assert package, f"{name} needs a row in GATEWARE_MAY_IMPORT"
-        for target in imports(tree):
+        for target in imports(own):
             other = _gateware_package(target)
             if other is not None and other != package:
                 arrows.setdefault((package, other), []).append(f"{name} imports {target}")
@@ -244,15 +244,15 @@ def test_gateware_rows_name_rows_above():
     assert sum(map(len, GATEWARE_MAY_IMPORT.values())) <= 43
 
 
-def test_lean_packages_name_no_other_third_party(modules):
+def test_lean_packages_name_no_other_third_party(nodes):
     wrong = []
-    for name, tree in modules.items():
+    for name, own in nodes.items():
         module = name.removeprefix("nearflash.")
         lean = [names for part, names in LEAN.items() if f"{module}.".startswith(f"{part}.")]
         if not lean:
             continue
         allowed = lean[0] | LAZY.get(name, set()) | set(sys.stdlib_module_names) | {"nearflash"}
-        wrong += [f"{name} imports {target}" for target in imports(tree) if target.split(".")[0] not in allowed]
+        wrong += [f"{name} imports {target}" for target in imports(own) if target.split(".")[0] not in allowed]
     assert not wrong, "\n".join(wrong)
 
 

@@ -26,12 +26,12 @@ def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-def test_functions_begin_with_no_participle(modules):
+def test_functions_begin_with_no_participle(nodes):
     """`fetch`, not `fetched`: a participle reads as a value. Properties are values."""
     wrong = [
         f"{module}:{node.lineno}: {node.name}"
-        for module, tree in modules.items()
-        for node in ast.walk(tree)
+        for module, own in nodes.items()
+        for node in own
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_participle(node.name)
         if not is_property(node)
     ]
@@ -43,11 +43,11 @@ def _twins(modules: list[str]) -> bool:
     return tops in (["abi", "gateware"], ["gateware", "model"])
 
 
-def test_docstrings_begin_a_sentence(modules):
+def test_docstrings_begin_a_sentence(nodes):
     wrong = [
         f"{module}: {getattr(node, 'name', 'the module')}: {text.splitlines()[0]}"
-        for module, tree in modules.items()
-        for node in ast.walk(tree)
+        for module, own in nodes.items()
+        for node in own
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if NO_BEGINNING.match(text := ast.get_docstring(node) or "")
     ]

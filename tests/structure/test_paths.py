@@ -72,11 +72,11 @@ def paths(spans: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def names(modules: dict[str, ast.Module]) -> set[str]:
+def names(nodes: dict[str, list[ast.AST]]) -> set[str]:
     """What our sources define or import: classes, functions, variables, attributes, arguments; C++ words, too."""
     found = {word for path in (ROOT / "hls").rglob("*.[ch]pp") for word in re.findall(r"\w+", path.read_text())}
-    for tree in modules.values():
-        for node in ast.walk(tree):
+    for own in nodes.values():
+        for node in own:
             found |= set(defined_names(node))
     return found
 
@@ -142,12 +142,12 @@ def test_classes_and_functions_exist(spans, names):
     assert not wrong, "\n".join(sorted(wrong))
 
 
-def test_modules_of_names_exist(spans, modules):
+def test_modules_of_names_exist(spans, nodes):
     """`module.Name`: some module of that name has it."""
     found: dict[str, set[str]] = {}
-    for name, tree in modules.items():
+    for name, own in nodes.items():
         found.setdefault(name.rpartition(".")[2], set()).update(
-            defined for node in ast.walk(tree) for defined in defined_names(node)
+            defined for node in own for defined in defined_names(node)
         )
     wrong = set()
     for page, span in spans:

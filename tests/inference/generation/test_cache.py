@@ -301,6 +301,14 @@ def test_an_error_behind_the_computation_is_raised(make_model, make_engine, monk
     assert not engine.stored
 
 
+def test_a_model_that_is_being_compiled_is_refused(make_model, make_engine, monkeypatch):
+    model = make_model(layers=1)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=r"must be used without torch\.compile"):
+        model(**random_inputs([4, 2]), past_key_values=NearflashCache(make_engine(2)))
+
+
+@pytest.mark.full
 def test_compilation_is_refused(make_model, make_engine):
     model = torch.compile(make_model(layers=1), backend="eager")
     with torch.no_grad(), pytest.raises(UnsupportedError, match=r"must be used without torch\.compile"):

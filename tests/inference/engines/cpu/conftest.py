@@ -104,7 +104,13 @@ class Loops:
         return call
 
 
-@pytest.fixture(scope="session", params=[*native.TARGETS, GENERIC], ids=lambda target: target.name)
+_MARKS = {"x86-64-v3": pytest.mark.full}
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(one, marks=_MARKS.get(one.name, ()), id=one.name) for one in (*native.TARGETS, GENERIC)],
+)
 def loops(request):
     if not request.param.features <= native._features():
         pytest.skip("this processor is another")

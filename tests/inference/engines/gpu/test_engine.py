@@ -61,7 +61,7 @@ def assert_near(out, want):
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("interleaved", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "name", ["page", *(pytest.param(n, marks=pytest.mark.full) for n in ("dense", "sparq", "sparf", "logits", "mass"))]
 )
@@ -89,10 +89,9 @@ def test_every_index_format(make_engine, make_layout, shape, filled, form, suffi
     assert_near(engine.attend(1, numbers, q, 0.3), expected(q, stored, policy, layout, 0.3))
 
 
-@pytest.mark.parametrize("index_cache_bytes", [0, pytest.param(1 << 20, marks=pytest.mark.full)])
-@pytest.mark.parametrize(
-    "page_cache_bytes", [pytest.param(0, marks=pytest.mark.full), 40960, pytest.param(1 << 20, marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("index_cache_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("page_cache_bytes", [0, 40960, 1 << 20])
 def test_memory_decides_what_is_read_not_what_comes_out(
     make_engine, make_layout, shape, filled, index_cache_bytes, page_cache_bytes, draw_q, expected, monkeypatch
 ):  # fmt: skip
