@@ -10,7 +10,10 @@ from nearflash.abi.errors import CommandError, StateError
 from nearflash.offload import Budgets, OffloadedModel, generate
 from nearflash.planning.policy import OffloadPolicy, Shares
 
-FAMILIES = ["llama", "qwen2", "gemma2", "opt", "mixtral", "qwen3_moe", "gpt_oss"]
+FAMILIES = [
+    *("llama", "gemma2", "opt", "gpt_oss"),
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("qwen2", "mixtral", "qwen3_moe")),
+]
 GPU, HOST, DISK = Shares(gpu=1), Shares(host=1), Shares(disk=1)
 MIXED = Shares(gpu=0.34, host=0.33, disk=0.33)
 
@@ -38,12 +41,12 @@ def place_everywhere():
 
 
 @pytest.mark.parametrize(("weights", "cache", "activations"), list(place_everywhere()))
-def test_every_tier(saved, weights, cache, activations, prompts, plain):
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in turn"])
+def test_every_tier(saved, weights, cache, activations, overlap, prompts, plain):
     folder, model = saved("llama")
     rows = prompts(6)
-    for options in ({"overlap": True}, {"overlap": False, "cpu_attention": True}):
-        done = generate(folder, rows, policy(weights, cache, activations, **options), max_new_tokens=6)
-        assert done.tokens == plain(model, rows, 3, 6)
+    places = policy(weights, cache, activations, overlap=overlap, cpu_attention=not overlap)
+    assert generate(folder, rows, places, max_new_tokens=6).tokens == plain(model, rows, 3, 6)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

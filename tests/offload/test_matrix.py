@@ -62,7 +62,7 @@ POLICIES = {
     "kvswap": AttentionPolicy(AttentionMode.KVSWAP, score_dims=0.125, top_k=1, local_window=2, min_tokens=0),
 }
 PROMPT, NEW, SEQUENCES = 33, 6, 4
-NEW_PAIRS = 3
+NEW_PAIRS = 5
 BLOCKS = {"weights disk to host": NEW * LAYERS * 3, "cache disk to host": (NEW - 1) * LAYERS * 2 * 2,
           "cache host to disk": LAYERS * 2}  # fmt: skip
 """That reads and writes of whole ones may have more than the plan, or less."""

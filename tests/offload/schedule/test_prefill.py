@@ -12,7 +12,10 @@ from nearflash.offload.schedule.prefill import compute_layer
 from nearflash.offload.tiers.link import host_memory
 from nearflash.planning.policy import OffloadPolicy, Shares, prefill_tokens
 
-FAMILIES = ["llama", "qwen2", "gemma2", "opt", "mixtral", "qwen3_moe", "gpt_oss"]
+FAMILIES = [
+    *("llama", "gemma2", "opt", "gpt_oss"),
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("qwen2", "mixtral", "qwen3_moe")),
+]
 DISK, HOST, GPU = Shares(disk=1), Shares(host=1), Shares(gpu=1)
 SEQUENCES, TOKENS, HIDDEN = 5, 6, 8
 
