@@ -18,7 +18,7 @@ GUARD = 64
 """Bytes behind an output that must stay."""
 
 
-@pytest.fixture(scope="module", params=["update-tiny", "update-smartssd"])
+@pytest.fixture(scope="module", params=["update-smartssd", pytest.param("update-tiny", marks=pytest.mark.full)])
 def kernels(request):
     config = update_config(request.param)
     return {name: HlsLibrary.build(name, (HLS / "kernels" / f"{name}.cpp").read_text(), config)

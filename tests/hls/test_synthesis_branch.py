@@ -46,7 +46,10 @@ def test_committed_tops_compute_the_same_without_threads(rule):
         np.testing.assert_array_equal(actual, new.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", ["expand_topk", "expand_bitmap", "expand_levels", "update_adamw_topk"])
+_REPEATED = [pytest.param(name, marks=pytest.mark.full) for name in ("expand_topk", "expand_bitmap")]
+
+
+@pytest.mark.parametrize("name", ["expand_levels", "update_adamw_topk", *_REPEATED])
 def test_expanding_tops_compile_too(name):
     HlsLibrary.build(name, (HLS / "kernels" / f"{name}.cpp").read_text(), CONFIG, real="Fp32", **VITIS)
 
