@@ -17,7 +17,7 @@ PART = replace(nand_part("slc-1400"), pages_per_block=16)
 ROWS = 32
 
 
-@pytest.fixture(scope="module", params=["single", "cached", "shared_enables"])
+@pytest.fixture(scope="module", params=["cached", "shared_enables", pytest.param("single", marks=pytest.mark.full)])
 def bench(request):
     options = {request.param: True} if request.param != "single" else {}
     return ControllerBench(PART, UNITS, CLOCK_HZ, f"test_nand_{request.param}", **options)

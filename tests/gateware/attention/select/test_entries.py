@@ -76,7 +76,13 @@ def rows(context: int, scores: np.ndarray, run_tokens: int) -> list[dict[str, ob
 
 
 @pytest.mark.parametrize("stalls", ["none", "source"])
-@pytest.mark.parametrize(("run_tokens", "page"), [(4, 1), (12, 1), (16, 1), (20, 1), (64, 1), (16, 0), (4, 0)])
+@pytest.mark.parametrize(
+    ("run_tokens", "page"),
+    [
+        *((12, 1), (16, 1), (64, 1), (4, 0)),
+        *(pytest.param(*more, marks=pytest.mark.full) for more in ((4, 1), (20, 1), (16, 0))),
+    ],
+)
 def test_equals_the_model(run_tokens, page, stalls):
     rng = np.random.default_rng(run_tokens)
     shapes = {0: (3, 75), 2: (1, 130), 3: (8, 20)}
