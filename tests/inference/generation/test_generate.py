@@ -59,7 +59,7 @@ def test_two_devices_give_the_tokens_of_one(doclm, tokenizer, dense_long):
     assert done.counters.flash_bytes == dense_long.counters.flash_bytes
 
 
-@pytest.mark.parametrize("mode", ["sparq", "sparf", "sparf-page"])
+@pytest.mark.parametrize("mode", ["sparq", pytest.param("sparf", marks=pytest.mark.full), "sparf-page"])
 def test_all_dims_and_tokens_are_dense(doclm, tokenizer, dense_long, mode):
     """The approximate score then decides nothing."""
     policy = AttentionPolicy(mode, score_dims=1.0, top_k=1.0)

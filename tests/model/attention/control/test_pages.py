@@ -74,7 +74,10 @@ def paged(index=IndexFormat.INT4, tokens=300, **options):
     return random_vector(settings, tokens, 2, seed=5)
 
 
-@pytest.mark.parametrize("index", IndexFormat)
+@pytest.mark.parametrize(
+    "index",
+    [pytest.param(form, marks=[pytest.mark.full] * (form is not IndexFormat.INT4)) for form in IndexFormat],
+)
 def test_only_what_is_read_is_judged(index):
     vector = paged(index, 150)
     memory = Memory(vector)
