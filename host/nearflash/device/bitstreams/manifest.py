@@ -147,9 +147,9 @@ class BuildManifest:
             if used > (most := getattr(limits, name)):
                 raise BitstreamError(f"{board.name}/{self.kernel}: {name} must be at most {most}, not {used}")
         if limits.logic_depth and self.logic_depth > limits.logic_depth:
-            raise BitstreamError(
-                f"{board.name}/{self.kernel}: logic_depth must be at most {limits.logic_depth}, not {self.logic_depth}"
-            )
+            path = " > ".join(self.critical_path)
+            raise BitstreamError(f"{board.name}/{self.kernel}: logic_depth must be at most {limits.logic_depth}, "
+                                 f"not {self.logic_depth}: {path}")  # fmt: skip
         if self.fmax_hz < limits.fmax_hz:
             raise BitstreamError(
                 f"{board.name}/{self.kernel}: fmax_hz must be at least {limits.fmax_hz}, not {self.fmax_hz}"
