@@ -75,21 +75,28 @@ class RequestRouter(wiring.Component):
         m.d.comb += self.room.eq(Cat(queue.i.ready for queue in channels))
         item, taken = Signal(RoutedRequest), Signal()
         cans = [Signal(name=f"can_{index}") for index, _ in enumerate(walkers)]
+        if self.yields is not None:
+            # Where no other goes. Nothing but its own `ready` needs to look at the others: paths stay short.
+            m.d.comb += item.eq(walkers[self.yields].o.payload)
         for index, (queue, can) in enumerate(zip(walkers, cans, strict=True)):
             ahead = queue.o.payload
             room = Mux(ahead.request.memory, memory.i.ready, self.room.bit_select(ahead.channel, 1))
-            goes = queue.o.valid & room
+            goes, wins = queue.o.valid & room, can
             if index == self.yields:
                 few = Cat(channel.level < self.YIELDED for channel in channels).bit_select(ahead.channel, 1)
                 others = Cat(cans[:index], cans[index + 1 :]).any()
-                goes &= ~self.hurry | (~others & (few | ahead.request.memory))
+                last = goes & self.hurry & (few | ahead.request.memory)
+                wins = goes & ~self.hurry
+                goes = wins | (last & ~others)
+                with m.If(last):
+                    m.d.comb += taken.eq(1)
             m.d.comb += can.eq(goes)
-            with m.If(can):
+            with m.If(wins):
                 m.d.comb += [item.eq(ahead), taken.eq(1)]
             # The later walker wins: what it asks for lets heads end, and a full channel holds only its own requests.
             earlier = [other.o.ready for other in walkers[:index]]
             m.d.comb += queue.o.ready.eq(can)
-            with m.If(can):
+            with m.If(wins):
                 m.d.comb += [ready.eq(0) for ready in earlier]
         m.d.comb += [memory.i.payload.eq(item), memory.i.valid.eq(taken & item.request.memory)]
         for index, queue in enumerate(channels):
