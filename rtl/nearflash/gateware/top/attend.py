@@ -192,10 +192,14 @@ class AttendKernel(wiring.Component):
             selection.i_base.valid.eq(ring.i.valid & ring.i.ready),
             selection.i_base.context.eq(ring.i.payload.context),
             selection.i_base.line.eq(ring.base),
+        ]
+        # A cycle late: both pulses wait for the context table's choice among all events. A context comes to its next
+        # head many cycles after that.
+        m.d.sync += [
             ring.give_back[0].eq(selection.done),
             ring.give_back[1].eq(Cat(finish.o_free.valid & finish.o_free.ready, finish.o_free.payload)),
+            self._router.hurry.eq(ring.waits),
         ]
-        m.d.sync += self._router.hurry.eq(ring.waits)
 
     def _connect_requests(self, m: Module) -> None:
         """From the walkers to the page sources; pages from memory to their channels."""
