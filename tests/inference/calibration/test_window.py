@@ -5,7 +5,7 @@ import torch
 
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.bench.inference.settings import BASELINES, baseline, by_policy
-from nearflash.inference.calibration.window import FlashUse, Prefix
+from nearflash.inference.calibration.window import NAME, FlashUse, Prefix
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.storage.kv import KvLayout
 
@@ -48,6 +48,33 @@ def test_a_baseline_with_all_tokens_is_dense(tiny_model, ids, mode):
     assert use.all == 0 and use.memory == pytest.approx(1 + (mode == "quest") / 16)
     _, less = prefix.logits(ids[-6:], baseline(mode, 0.25).attend)
     assert 0.1 < less.memory < 0.4
+
+
+@pytest.fixture(scope="module")
+def mixed_model():
+    """A random model of four layers: sliding windows of 16 tokens and full attention in turns."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(7)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    config = Gemma3TextConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, query_pre_attn_scalar=16, sliding_window=16, layer_types=kinds,
+        attn_implementation=NAME,
+    )  # fmt: skip
+    return Gemma3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_model_with_sliding_windows_goes_back_to_its_prefix(mixed_model, ids, history):
+    """Once `nearflash calibrate` ended in a traceback: windows of K and V cannot be cropped."""
+    with torch.no_grad():
+        own = mixed_model(ids[None]).logits[0, -20:]
+    prefix, dense = Prefix(mixed_model, ids[:-20], history=history), by_policy(AttentionPolicy(), LAYOUT, 16)
+    first, _ = prefix.logits(ids[-20:], dense.attend, gradients=True)
+    again, _ = prefix.logits(ids[-20:], dense.attend)
+    torch.testing.assert_close(first, own, atol=2e-3, rtol=0)
+    assert torch.equal(first, again)
 
 
 def test_means_of_flash_use():

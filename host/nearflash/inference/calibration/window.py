@@ -9,6 +9,7 @@ made of that. K and V count as stored, in fp16.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -105,13 +106,13 @@ class Prefix:
         """Logits (P, vocabulary) after each token of the window (P,), and the flash bytes of all heads. predicts:
         `attend` gets predicted queries.
         """
+        # A copy: windows of K and V and recurrent states cannot be cropped to where they were.
         uses: list[FlashUse] = []
         places = {number: place for place, number in enumerate(flash_layers(self.config))}
         options = {"attend": attend, "uses": uses, "history": self._history, "places": places}
         watch = predict_queries(self._model) if predicts else nullcontext()
         with torch.set_grad_enabled(gradients), watch:
-            done = self._model(window[None], past_key_values=self._cache, **options)
-        self._cache.crop(-len(window))
+            done = self._model(window[None], past_key_values=deepcopy(self._cache), **options)
         return done.logits[0], FlashUse.mean(uses)
 
     def loss(self, window: Tensor, attend: Attend, *, predicts: bool = False) -> tuple[float, FlashUse]:
@@ -130,8 +131,9 @@ def _attention(
     positions, total = query.shape[2], key.shape[2]
     seen = torch.arange(total - positions + 1, total + 1)
     grouped = query[0].unflatten(0, (key.shape[1], -1)).transpose(1, 2)  # (KV heads, P, g, d)
-    if attend is None or options.get("sliding_window") is not None:
-        if history is not None:
+    windowed = options.get("sliding_window") is not None
+    if attend is None or windowed:
+        if history is not None and not windowed:
             for head, q in enumerate(grouped):
                 sums = history.setdefault((module.layer_idx, head), torch.zeros(1, options["prefix"]))
                 sums[0, :total] += _column_sums(q[::_HISTORY_STEP] * scaling, key[0, head], seen[::_HISTORY_STEP])
