@@ -191,6 +191,27 @@ def test_save_onto_a_file_is_refused_before_training(train, tmp_path):
     assert (tmp_path / "model.bin").read_text() == "kept" and not (tmp_path / "state").exists()
 
 
+def test_save_onto_the_model_is_refused_before_training(train, folder, tmp_path):
+    """Once it took the place of the model that the run needs to resume, rounded to bf16."""
+    (tmp_path / "link").symlink_to(folder / "model")
+    for target in (folder / "model", tmp_path / "link"):
+        code, err = train("--save", str(target))
+        assert code == 2 and "--save must name another folder than --model" in err
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "target", "folder_name"),
+    [("--save", "file/out", "file"), ("--trace", "file/out", "file"), ("--trace", "none/trace.json", "none")],
+)
+def test_places_that_cannot_be_written_are_named_before_training(train, tmp_path, option, target, folder_name):
+    """Once training ended with the error, and saved nothing."""
+    (tmp_path / "file").write_text("")
+    code, err = train(option, str(tmp_path / target))
+    assert code == 2 and f"{option} must lie in a folder that can be written, not in '{tmp_path / folder_name}'" in err
+    assert not (tmp_path / "state").exists()
+
+
 def test_options_reach_the_optimizer(train, tmp_path):
     code, err = train(
         "--optimizer", "lion", "--dtype", "fp16", "--topk", "0.1", "--overlap", "backward",
@@ -227,6 +248,7 @@ def test_a_split_master_reads_less_and_wants_bf16(train, tmp_path):
 
 
 def test_choices_of_topk_want_topk(train):
+    assert "ratio must be in (0, 1], not 0" in train("--topk", "0")[1]  # once as if it had not been given
     code, err = train("--topk-warmup", "3")
     assert code == 2 and "--topk must be given beside the warmup of Top-K: the share that is sent" in err
 
@@ -258,11 +280,6 @@ def test_numbers_that_mean_nothing(train, capsys):
         assert f"argument {option}: must be a " in capsys.readouterr().err
 
 
-def test_places_that_cannot_be_written_are_named(train, tmp_path):
-    code, err = train("--trace", str(tmp_path / "none" / "trace.json"), steps=1)
-    assert code == 2 and err.splitlines()[-1].endswith("trace.json cannot be used: No such file or directory")
-
-
 def test_batches_depend_on_step_and_seed_alone():
     data = Data(torch.arange(40), seq_length=4, batch_size=3, seed=7)
     seen = torch.cat([data.at(step) for step in range(10)])
@@ -279,6 +296,12 @@ def test_short_or_foreign_tokens(tmp_path):
         np.save(tmp_path / "x.npy", array)
         with pytest.raises(CommandError, match="data must be token ids below 97"):
             load_tokens(tmp_path / "x.npy", None, 97)
+
+
+def test_data_without_tokens_are_named(tmp_path):
+    (tmp_path / "text").write_text("")
+    with pytest.raises(CommandError, match=r"data must have tokens, but .* has none"):
+        load_tokens(tmp_path / "text", lambda text, verbose: {"input_ids": []}, 10)
 
 
 def test_text_through_a_tokenizer(tmp_path):

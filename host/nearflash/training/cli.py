@@ -1,6 +1,7 @@
 """The commands `nearflash preflight` and `nearflash train`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -144,8 +145,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from nearflash.training.finetune import Data, digest_of, fine_tune, load_model, load_tokens, save_model
     from nearflash.training.generators import seed_generators
 
-    if arguments.save and arguments.save.exists() and not arguments.save.is_dir():
-        raise CommandError(f"--save must name a folder, not the file {str(arguments.save)!r}")
+    _check_outputs(arguments)
     if arguments.master is MasterFormat.SPLIT and arguments.dtype != "bf16":
         raise CommandError(
             f"--dtype must be bf16, not {arguments.dtype}, with --master split, which stores 16 bits beside it"
@@ -166,6 +166,24 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.save:
         save_model(model, tokenizer, arguments.model, arguments.save)
     return 0
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Raise CommandError for a model's folder and a trace that cannot be written, or must not be."""
+    save: Path | None = arguments.save
+    if save and save.exists() and not save.is_dir():
+        raise CommandError(f"--save must name a folder, not the file {str(save)!r}")
+    if save and save.exists() and arguments.model.exists() and save.samefile(arguments.model):
+        raise CommandError(
+            f"--save must name another folder than --model, not {str(save)!r}: the run resumes from the model that it "
+            "began with"
+        )
+    folders = {"--trace": arguments.trace.absolute().parent} if arguments.trace else {}
+    if save:
+        folders["--save"] = next(filter(Path.exists, save.absolute().parents))
+    for option, folder in folders.items():
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise CommandError(f"{option} must lie in a folder that can be written, not in {str(folder)!r}")
 
 
 def _add_topk(parser: argparse.ArgumentParser) -> None:
@@ -195,7 +213,7 @@ def _compression(arguments: argparse.Namespace) -> "TopK | None":
 
     choices = {name: getattr(arguments, f"topk_{name}") for name in ("residual", "values", "warmup", "unsaved")}
     given = {name: value for name, value in choices.items() if value is not None}
-    if not arguments.topk:
+    if arguments.topk is None:
         if given:
             raise CommandError(f"--topk must be given beside the {next(iter(given))} of Top-K: the share that is sent")
         return None

@@ -216,10 +216,12 @@ def load_tokens(path: Path, tokenizer: Callable[..., Any] | None, vocabulary: in
         if isinstance(error, CommandError):
             raise
         raise CommandError(f"data must be a readable text or .npy file, not {str(path)!r}: {error}") from error
+    if isinstance(array, np.ndarray) and not array.size:
+        raise CommandError(f"data must have tokens, but {str(path)!r} has none")
     if (
         not isinstance(array, np.ndarray)
         or array.dtype.kind not in "iu"
-        or (array.size and not 0 <= array.min() <= array.max() < vocabulary)
+        or not 0 <= array.min() <= array.max() < vocabulary
     ):
         raise CommandError(f"data must be token ids below {vocabulary}, not those of {str(path)!r}")
     return torch.from_numpy(array.reshape(-1).astype(np.int64))
