@@ -135,6 +135,12 @@ def test_a_text_is_bounded(tmp_path):
         read_text(path)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    """Once it was the beginning of a file's first prompt, whose tokens it changed."""
+    (tmp_path / "a").write_text("\ufeffOnce\ufeff", encoding="utf-8")
+    assert read_text(tmp_path / "a") == "Once\ufeff"
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "link to a device"])
 def test_what_is_no_regular_file_is_never_replaced(tmp_path, kind):
     path = {"folder": tmp_path / "a", "pipe": tmp_path / "a", "device": Path("/dev/null")}.get(kind, tmp_path / "a")

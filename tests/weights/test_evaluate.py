@@ -21,6 +21,12 @@ def test_fields_of_several_tasks_are_read():
     assert found.questions[2] == Question("Which type maps keys to values?", ("a dictionary", "a float"), 0)
 
 
+def test_other_ends_of_lines_belong_to_the_text(tmp_path):
+    """Once a line separator in a string, as JSON allows it, ended the object."""
+    (tmp_path / "some.jsonl").write_text('{"text": "a\u2028b"}\n{"text": "c"}\n', encoding="utf-8")
+    assert read_evaluation(tmp_path / "some.jsonl").texts == ("a\u2028b", "c")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -7,6 +7,7 @@ file's place is replaced, never followed. Files are the user's alone: mode 0600.
 Everything here raises OSError, whose `strerror` states what is wrong: callers name the file's kind and what to do.
 """
 
+import codecs
 import ctypes
 import errno
 import os
@@ -197,5 +198,8 @@ def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """A regular file's text. Raises OSError as `read_bytes`; UnicodeDecodeError (a ValueError) where it is no UTF-8."""
-    return read_bytes(path, max_bytes).decode("utf-8")
+    """A regular file's text, without the byte order mark that editors of some systems put before it.
+
+    Raises OSError as `read_bytes`; UnicodeDecodeError (a ValueError) where it is no UTF-8.
+    """
+    return read_bytes(path, max_bytes).removeprefix(codecs.BOM_UTF8).decode("utf-8")

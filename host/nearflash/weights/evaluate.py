@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from nearflash.abi.errors import CommandError
+from nearflash.support.files import read_text
 
 __all__ = ["Evaluation", "Question", "evaluate", "read_evaluation"]
 
@@ -43,7 +44,7 @@ class Evaluation:
 def read_evaluation(file: Path) -> Evaluation:
     """The texts and questions of a file. Raises CommandError, with the line's number, for any that is neither."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).split("\n")  # a JSON string may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"evaluation must be a readable UTF-8 file, not {str(file)!r}: {error}") from error
     found: list[str | Question] = []
