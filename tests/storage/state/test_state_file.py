@@ -66,6 +66,8 @@ def test_bad_files_are_refused_untouched(path, change, message):
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(StateError, match="not a missing one"):
         StateStore.open([tmp_path / "none"])
+    with pytest.raises(StateError, match="not one that is no regular file"):
+        StateStore.open([tmp_path])
 
 
 def test_a_damaged_newest_superblock_is_told(path):

@@ -137,7 +137,8 @@ class StateFile:
     def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
         """An existing file at its last committed step. Raises StateError, naming what is wrong; changes nothing."""
         if not path.is_file():
-            raise StateError(f"{path} must be a state file, not a missing one; check the path or create it")
+            what = "one that is no regular file" if path.exists() else "a missing one"
+            raise StateError(f"{path} must be a state file, not {what}; check the path or create it")
         file = DirectFile.open(path, direct=direct, backend=backend)
         try:
             return cls._at_last_step(file)
