@@ -218,6 +218,8 @@ def check_options(arguments: argparse.Namespace, prompts: Sequence[Any], devices
         raise CommandError(f"{one_by_one[0]} must be of one prompt, not of {len(prompts)}")
     if one_by_one and (arguments.results is not None or arguments.json):
         raise CommandError(f"{one_by_one[0]} must be given without results and json, which are of finished texts")
+    if arguments.session_tokens is not None and arguments.session is None:
+        raise CommandError("session_tokens must be given with session, whose file they are of")
     if arguments.session is not None:
         _check_session(arguments, devices)
 
@@ -261,6 +263,8 @@ def policy_by_hand(arguments: argparse.Namespace) -> AttentionPolicy | None:
         if given:
             raise CommandError(f"{', '.join(given)} must be given with --attention, whose settings they are")
         return None
+    if given and arguments.attention == AttentionMode.DENSE:
+        raise CommandError(f"{', '.join(given)} must be left out with attention dense, which reads all tokens")
     if arguments.policy is not None:
         raise CommandError("policy must be left out where attention is given: it says all that attention would")
     defaults = {"min_tokens": _MIN_TOKENS} | _DEFAULTS.get(arguments.attention, {})
