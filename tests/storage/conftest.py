@@ -1,5 +1,7 @@
 """A small state whose contents follow from its step, on one or two files."""
 
+import errno
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -103,3 +105,19 @@ def pair(tmp_path):
     with create(both) as store:
         advance(store, 3)
     return both
+
+
+@pytest.fixture
+def mount_read_only(monkeypatch):
+    """A function of paths that cannot be opened to write from then on, by root neither."""
+
+    def mount(*paths):
+        def open_there(path, flags, *more, **options):
+            if path in paths and flags & (os.O_RDWR | os.O_WRONLY):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+            return opened(path, flags, *more, **options)
+
+        opened = os.open
+        monkeypatch.setattr(os, "open", open_there)
+
+    return mount

@@ -49,6 +49,11 @@ def flip(path, offset):
         file.write(bytes([byte ^ 1]))
 
 
+def test_a_file_that_cannot_be_written_is_read(filled, mount_read_only):
+    mount_read_only(filled)
+    assert main(["kv", "verify", str(filled)]) == main(["kv", "status", str(filled)]) == 0
+
+
 def test_a_whole_file(filled, capsys):
     assert main(["kv", "verify", str(filled)]) == 0
     programmed = 3 * (2 * (12 * 2 + 3 * 4) + 6 * 2 + 1 * 4)

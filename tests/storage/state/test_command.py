@@ -50,6 +50,16 @@ def test_verify(run, pair):
     assert f"file offset {len(data) - 4096}" in damage
 
 
+def test_files_that_cannot_be_written_are_read(run, pair, tmp_path, mount_read_only):
+    """Once a copy on a medium that is mounted to be read could be neither verified nor exported."""
+    mount_read_only(*pair)
+    with pytest.raises(StateError, match="Read-only file system"):
+        StateStore.open(pair)
+    assert run("status", *pair)[0] == run("verify", *pair)[0] == 0
+    assert run("export", *pair, "--to", tmp_path / "x")[0] == 0
+    assert run("reshard", *pair, "--to", tmp_path / "r")[0] == 0
+
+
 def test_snapshot_export_import_reshard(run, pair, tmp_path, small):
     assert run("snapshot", *pair, "--to", tmp_path / "s") == (0, [str(tmp_path / "s" / path.name) for path in pair])
     code, (line,) = run("export", *pair, "--to", tmp_path / "x")

@@ -107,10 +107,13 @@ class FileFlash(Flash):
 
     @classmethod
     def open(
-        cls, path: Path, *, threads: int = DEFAULT_THREADS, direct: bool = True, backend: IoBackend | None = None
-    ) -> Self:
-        """An existing flash as it was left. Raises StateError, naming what is wrong; changes nothing."""
-        file = DirectFile.open(path, direct=direct, backend=backend)
+        cls, path: Path, *, threads: int = DEFAULT_THREADS, direct: bool = True, backend: IoBackend | None = None,
+        writable: bool = True,
+    ) -> Self:  # fmt: skip
+        """An existing flash as it was left; else than `writable`, only to be read. Raises StateError, naming what is
+        wrong; changes nothing.
+        """
+        file = DirectFile.open(path, direct=direct, backend=backend, writable=writable)
         try:
             body = _superblock(file)
             flash = cls(file, _geometry(file, body["geometry"]), body["about"], threads, body["salt"])

@@ -103,10 +103,13 @@ class DirectFile:
         return file
 
     @classmethod
-    def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
-        """An existing file, locked against other processes. Raises StateError."""
+    def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None, writable: bool = True) -> Self:
+        """An existing file, locked against other processes. Raises StateError.
+
+        writable: else it is only read, and may lie where nothing can be written.
+        """
         for _ in range(_ATTEMPTS):
-            file = cls(path, 0, direct, backend)
+            file = cls(path, 0, direct, backend, os.O_RDWR if writable else os.O_RDONLY)
             if file._take_lock():
                 file._check_kind()
                 return file

@@ -141,7 +141,7 @@ def _show_pages(path: Path, arguments: argparse.Namespace) -> None:
     from nearflash.storage.kv.kept import read_kept_sequences
     from nearflash.storage.kv.layout import read_label
 
-    with FileFlash.open(path, direct=not arguments.buffered) as flash:
+    with FileFlash.open(path, direct=not arguments.buffered, writable=False) as flash:
         shape, layout = read_label(flash.about)
         geometry = flash.geometry
         _, _, erased = flash.headers(np.arange(geometry.pages))

@@ -65,7 +65,7 @@ class Verification:
 
 def verify(path: Path, **options: Any) -> Verification:
     """Read every page of a KV store's file; `options` are FileFlash.open's. Raises StateError, also while in use."""
-    with FileFlash.open(path, **options) as flash:
+    with FileFlash.open(path, writable=False, **options) as flash:
         shape, layout = read_label(flash.about)
         verification, valid = Verification(shape, layout), []
         step = max(_BATCH_BYTES // flash.geometry.page_bytes // 2 * 2, 2)

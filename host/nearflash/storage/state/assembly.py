@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +73,9 @@ def discard_files(files: Sequence[StateFile]) -> None:
         file.close()
 
 
-def open_files(paths: Sequence[Path], *, direct: bool, backend: IoBackend | None) -> list[StateFile]:
-    """Existing files of one state, in the order of its stripe, at the last step that all have. Raises StateError.
+def open_files(paths: Sequence[Path], **options: Any) -> list[StateFile]:
+    """Existing files of one state, in the order of its stripe, at the last step that all have; `options` are
+    StateFile.open's. Raises StateError.
 
     Where a creation, or the replacement of a state, was cut short while it gave the files their names, the rest of them
     get theirs.
@@ -82,13 +84,13 @@ def open_files(paths: Sequence[Path], *, direct: bool, backend: IoBackend | None
     named = [partial_of(path) if begun and not path.exists() and partial_of(path).exists() else path for path in paths]
     replacing = False
     try:
-        files, ordered = _open(named, direct=direct, backend=backend)
+        files, ordered = _open(named, **options)
     except StateError:
         # Files get their names when all are complete: one without a partial beside it has its name already.
         named, before = [partial_of(path) if partial_of(path).exists() else path for path in paths], named
         if named == before or not any(path in paths for path in named):
             raise
-        files, ordered = _open(named, direct=direct, backend=backend, at_one_commit=True)
+        files, ordered = _open(named, at_one_commit=True, **options)
         replacing = True
     try:
         publish_files(files, paths, replacing=replacing)
@@ -99,13 +101,13 @@ def open_files(paths: Sequence[Path], *, direct: bool, backend: IoBackend | None
 
 
 def _open(
-    paths: Sequence[Path], *, direct: bool, backend: IoBackend | None, at_one_commit: bool = False
+    paths: Sequence[Path], *, at_one_commit: bool = False, **options: Any
 ) -> tuple[list[StateFile], list[StateFile]]:
     """The files as given, and in stripe order. Raises StateError where they are not of one state."""
     files: list[StateFile] = []
     try:
         for path in paths:
-            files.append(StateFile.open(path, direct=direct, backend=backend))
+            files.append(StateFile.open(path, **options))
         if at_one_commit and len({file.version.stamp for file in files}) > 1:
             raise StateError(f"{paths[0]} and the files beside it must be of one commit; give the files of one state")
         return files, _in_order(files)

@@ -94,7 +94,7 @@ def _stripe_ratio(text: str) -> tuple[int, ...]:
 def _open(arguments: argparse.Namespace) -> "StateStore":
     from nearflash.storage.state.state_store import StateStore
 
-    return StateStore.open(arguments.files, direct=not arguments.buffered)
+    return StateStore.open(arguments.files, direct=not arguments.buffered, writable=False)
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -134,12 +134,12 @@ class StateFile:
         self._file.path = path
 
     @classmethod
-    def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None) -> Self:
+    def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None, writable: bool = True) -> Self:
         """An existing file at its last committed step. Raises StateError, naming what is wrong; changes nothing."""
         if not path.is_file():
             what = "one that is no regular file" if path.exists() else "a missing one"
             raise StateError(f"{path} must be a state file, not {what}; check the path or create it")
-        file = DirectFile.open(path, direct=direct, backend=backend)
+        file = DirectFile.open(path, direct=direct, backend=backend, writable=writable)
         try:
             return cls._at_last_step(file)
         except BaseException:

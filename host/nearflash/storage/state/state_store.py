@@ -166,13 +166,19 @@ class StateStore:
                 )
 
     @classmethod
-    def open(cls, paths: Path | Sequence[Path], *, direct: bool = True, backend: IoBackend | None = None) -> Self:
+    def open(
+        cls, paths: Path | Sequence[Path], *, direct: bool = True, backend: IoBackend | None = None,
+        writable: bool = True,
+    ) -> Self:  # fmt: skip
         """An existing state, at the last step that all files have. Raises StateError; changes nothing that is stored.
+
+        writable: else its files are only read, and may lie where nothing can be written.
 
         Where a creation was cut short while it gave the files their names, the rest of them get theirs.
         """
         wanted = [paths] if isinstance(paths, Path) else [Path(path) for path in paths]
-        return cls(open_files([path.absolute() for path in wanted], direct=direct, backend=backend))
+        files = [path.absolute() for path in wanted]
+        return cls(open_files(files, direct=direct, backend=backend, writable=writable))
 
     def close(self) -> None:
         """Release files and locks; what was not committed is forgotten. It may be called twice."""
