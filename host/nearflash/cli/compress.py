@@ -66,8 +66,7 @@ def compress(subparsers: Any) -> None:
     add("--target", type=parse_target, metavar="T",
         help="Choose pruning and bits of each layer by losses measured on held-out windows of the texts: for a share "
         "of the dense bytes (0.5), a size (500MB) or a loss in nats a token (+0.02).")  # fmt: skip
-    add("--sparsity", type=float, default=_SPARSITY, metavar="F",
-        help="Prune this share of each row (default: %(default)s).")  # fmt: skip
+    add("--sparsity", type=float, metavar="F", help=f"Prune this share of each row (default: {_SPARSITY}).")
     add("--pattern", type=_pattern, metavar="N:M", help="Keep N of each M weights of a row, instead of --sparsity.")
     add("--format", choices=FORMATS,
         help="Coded exponents, pruned or not; bitmap and values, exponents coded or not, which expand kernels take; or "
@@ -133,17 +132,24 @@ def _undone(arguments: argparse.Namespace) -> AbstractContextManager[None]:
 def _check_options(arguments: argparse.Namespace) -> None:
     """Raise CommandError for options that contradict each other; choose the format where none is given."""
     if arguments.lossless:
-        chosen = {"method": "none", "bits": BITS[0], "format": "coded", "dtype": None, "pattern": None}
-        unset = {"method": None, "bits": BITS[0], "format": None, "dtype": None, "pattern": None}
+        chosen = {"method": "none", "bits": BITS[0], "format": "coded", "dtype": None, "sparsity": None,
+                  "pattern": None}  # fmt: skip
+        unset = chosen | {"method": None, "format": None}
         if clash := [name for name, value in chosen.items() if getattr(arguments, name) not in (value, unset[name])]:
             raise CommandError(f"{' and '.join(clash)} must be left out with --lossless")
         vars(arguments).update(chosen)
     if arguments.target:
         defaults: dict[str, Any] = {"lossless": False, "bits": BITS[0], "format": None, "pattern": None,
-                                    "sparsity": _SPARSITY}  # fmt: skip
+                                    "sparsity": None}  # fmt: skip
         if clash := [name for name, value in defaults.items() if getattr(arguments, name) != value]:
             raise CommandError(f"{' and '.join(clash)} must be left out with --target, which chooses them")
     arguments.method = arguments.method or _METHODS[0]
+    pruning = [name for name in ("sparsity", "pattern") if getattr(arguments, name) is not None]
+    if pruning and arguments.method == "none":
+        raise CommandError(f"{' and '.join(pruning)} must be left out with the method none, which prunes nothing")
+    if len(pruning) > 1:
+        raise CommandError("sparsity must be left out with pattern, which takes its place")
+    arguments.sparsity = _SPARSITY if arguments.sparsity is None else arguments.sparsity
     if arguments.method in ("wanda", "sparsegpt") and not arguments.texts and not arguments.target:
         raise CommandError(f"texts must be given for the method {arguments.method}: --texts FILE …")
     if arguments.format is None:

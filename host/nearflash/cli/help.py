@@ -10,7 +10,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help, action.default
-        silent = default is None or default is argparse.SUPPRESS or isinstance(default, bool)
+        silent = default in (None, argparse.SUPPRESS, []) or isinstance(default, bool)
         if text is None or silent or not action.option_strings or "default" in text:
             return text
         shown = " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
