@@ -131,7 +131,16 @@ def test_emit_verilog_names_the_files_that_it_wrote(capsys, monkeypatch, tmp_pat
     monkeypatch.setattr(emit, "load_function", lambda name, command: {("verilog", "emit"): write}[name, command])
     assert run(capsys, "emit", "verilog", "expand", "-o", str(tmp_path)) == (0, f"{tmp_path}/expand.v\n", "")
     run(capsys, "emit", "verilog", "expand", "--config", "smartssd", "-o", str(tmp_path))
-    assert asked == [("expand-tiny", tmp_path), ("expand-smartssd", tmp_path)]
+    run(capsys, "emit", "verilog", "expand", "--config", "expand-smartssd", "-o", str(tmp_path))
+    assert asked == [("expand-tiny", tmp_path), *[("expand-smartssd", tmp_path)] * 2]
+
+
+def test_emit_verilog_refuses_a_file_before_it_elaborates(capsys, monkeypatch, tmp_path):
+    """Once the error came after a minute, and a full name was an unknown one that the error listed."""
+    monkeypatch.setattr(emit, "load_function", lambda name, command: lambda *given: 1 / 0)
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "emit", "verilog", "update", "-o", str(tmp_path / "file"))
+    assert code == 2 and "output must be a folder, not the file" in err
 
 
 def test_bench_goes_through_the_runner(capsys):

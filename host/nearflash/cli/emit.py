@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from nearflash import abi
-from nearflash.abi.errors import ConfigError
+from nearflash.abi.errors import CommandError, ConfigError
+from nearflash.abi.kernel.config import config_of
 from nearflash.cli.bitstream import load_function
 from nearflash.support.files import PUBLIC_MODE, write_durably
 
@@ -25,7 +26,7 @@ def add(subparsers: Any) -> None:
     text = "Write a kernel's Verilog, its registers for C and as JSON, and its FuseSoC core."
     verilog = actions.add_parser("verilog", help=text, description=text)
     verilog.add_argument("kernel", help="Kernel: update, attend or expand.")
-    verilog.add_argument("--config", default="tiny", help="Build configuration of the kernel.")
+    verilog.add_argument("--config", default="tiny", help="Build configuration of the kernel, as tiny.")
     verilog.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="Folder for the files.")
     verilog.set_defaults(run=_emit_verilog)
 
@@ -40,7 +41,10 @@ def _run(_: argparse.Namespace) -> int:
 
 
 def _emit_verilog(arguments: argparse.Namespace) -> int:
-    for path in load_function("verilog", "emit")(f"{arguments.kernel}-{arguments.config}", arguments.output):
+    build = config_of(arguments.kernel, arguments.config)
+    if arguments.output.exists() and not arguments.output.is_dir():
+        raise CommandError(f"output must be a folder, not the file {str(arguments.output)!r}")
+    for path in load_function("verilog", "emit")(build.full_name, arguments.output):
         print(path)
     return 0
 

@@ -39,7 +39,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
 from nearflash.abi.errors import ConfigError
-from nearflash.abi.kernel.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig, config
+from nearflash.abi.kernel.config import AttendConfig, ExpandConfig, KernelConfig, UpdateConfig, config_of
 from nearflash.abi.registers import FACTOR_BITS
 
 __all__ = ["FAMILIES", "UnitResources", "command", "kernel_resources", "resources", "run"]
@@ -344,7 +344,7 @@ def run(kernel: str, family: str, config_name: str) -> Iterator[dict[str, Any]]:
 
     Of expand, the expanders come in several widths, whatever the build has.
     """
-    build = config(f"{kernel}-{config_name}")
+    build = config_of(kernel, config_name)
     if family not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
     made = _units(build)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nearflash.abi.errors import ConfigError
-from nearflash.abi.kernel.config import CONFIGS, attend_config, config, expand_config, update_config
+from nearflash.abi.kernel.config import CONFIGS, attend_config, config, config_of, expand_config, update_config
 from nearflash.abi.registers import REGISTER_MAPS, UPDATE
 
 
@@ -89,6 +89,7 @@ def test_a_name_is_of_its_kernel() -> None:
     for name, one in CONFIGS.items():
         assert finders[one.kernel](name) is config(name) is one
         assert one.full_name == name
+        assert config_of(one.kernel, name) is config_of(one.kernel, one.name) is one
         for kernel, find in finders.items():
             if kernel != one.kernel:
                 with pytest.raises(ConfigError, match=f"configuration must be one of {kernel}-.*, not '{name}'"):

@@ -27,6 +27,7 @@ __all__ = [
     "UpdateConfig",
     "attend_config",
     "config",
+    "config_of",
     "expand_config",
     "update_config",
 ]
@@ -337,6 +338,14 @@ def config(full_name: str) -> UpdateConfig | AttendConfig | ExpandConfig:
     if full_name not in CONFIGS:
         raise ConfigError(f"configuration must be one of {', '.join(sorted(CONFIGS))}, not {full_name!r}")
     return CONFIGS[full_name]
+
+
+def config_of(kernel: str, name: str) -> UpdateConfig | AttendConfig | ExpandConfig:
+    """The build configuration of a kernel by its own name, `tiny`, or by its full one, `update-tiny`.
+
+    Raises ConfigError that lists what exists.
+    """
+    return config(name if name.startswith(f"{kernel}-") else f"{kernel}-{name}")
 
 
 def update_config(full_name: str) -> UpdateConfig:
