@@ -1,12 +1,14 @@
 """`nearflash state` and its actions."""
 
 import argparse
+from dataclasses import replace
 
 import pytest
 
 from nearflash.abi.errors import StateError
 from nearflash.storage import StateStore
 from nearflash.storage.state.command import state
+from nearflash.storage.state.status import StateStatus
 
 
 @pytest.fixture
@@ -37,6 +39,14 @@ def test_status(run, pair):
         f"file 1: {pair[1]}, {pair[1].stat().st_size} bytes, 1 of 3 extents",
         'metadata {"cursor": 3}',
     ]
+
+
+def test_status_shortens_what_would_fill_the_screen(pair):
+    """Once the states of the random generators of a training run filled several."""
+    with StateStore.open(pair) as store:
+        status = StateStatus.of(store)
+    *_, last = replace(status, metadata={"cursor": 3, "generators": {"torch": "A" * 5000}}).lines()
+    assert last == 'metadata {"cursor": 3, "generators": "(5013 characters)"}'
 
 
 def test_verify(run, pair):

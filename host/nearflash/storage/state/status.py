@@ -12,6 +12,9 @@ from nearflash.storage.state.state_store import StateStore
 
 __all__ = ["FileStatus", "StateStatus"]
 
+_SHOWN_CHARACTERS = 400
+"""Of a value of the metadata, as JSON."""
+
 
 @dataclass(frozen=True)
 class FileStatus:
@@ -73,4 +76,11 @@ class StateStatus:
         extents = sum(file.extents for file in self.files)
         for index, file in enumerate(self.files):
             yield f"file {index}: {file.path}, {file.size_bytes} bytes, {file.extents} of {extents} extents"
-        yield f"metadata {json.dumps(encode_metadata(self.metadata))}"
+        shown = {key: _shorten(value) for key, value in encode_metadata(self.metadata).items()}
+        yield f"metadata {json.dumps(shown)}"
+
+
+def _shorten(value: Any) -> Any:
+    """The value, or how long its text is where that fills a screen, as states of random generators do."""
+    length = len(json.dumps(value))
+    return value if length <= _SHOWN_CHARACTERS else f"({length} characters)"
