@@ -159,6 +159,7 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
             ("--weights", "disk=1", "--weights-path", "a", "--expand-device", "model"),
             "weights_path must be left out with expand_device",
         ),
+        (("--path", "a", "--path", "./a"), "path must name each file once"),
         (("--session-tokens", "64"), "session_tokens must be given with session"),
         (("--attention", "dense", "--top-k", "4"), "top_k must be left out with attention dense, which reads all"),
         (("--expand-device", "model"), "expand_device must be given with --plan FILE, or --plan auto"),

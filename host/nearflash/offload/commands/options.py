@@ -218,6 +218,8 @@ def check_options(arguments: argparse.Namespace, prompts: Sequence[Any], devices
         raise CommandError(f"{one_by_one[0]} must be of one prompt, not of {len(prompts)}")
     if one_by_one and (arguments.results is not None or arguments.json):
         raise CommandError(f"{one_by_one[0]} must be given without results and json, which are of finished texts")
+    if arguments.path and len({path.absolute() for path in arguments.path}) < len(arguments.path):
+        raise CommandError("path must name each file once, as KV heads are distributed over files")
     if arguments.session_tokens is not None and arguments.session is None:
         raise CommandError("session_tokens must be given with session, whose file they are of")
     if arguments.session is not None:
