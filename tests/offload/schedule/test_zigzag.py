@@ -165,6 +165,21 @@ def test_rows_of_last_tokens_are_made_contiguous(sequences):
     assert seen == [(3, 3, 1)]
 
 
+def test_rows_that_lie_together_stay_the_tensor_that_they_are():
+    """A view of them was never parked: the batches' states stayed in memory."""
+    seen = []
+
+    class Layer(torch.nn.Module):
+        def forward(self, states):
+            seen.append(states)
+            return states
+
+    layer, states = Layer(), torch.zeros(1, 7, 3)
+    with Interception([layer]):
+        layer(states)
+    assert seen[0] is states
+
+
 def test_a_layer_that_returns_a_tuple():
     class Pair(torch.nn.Module):
         def forward(self, states):

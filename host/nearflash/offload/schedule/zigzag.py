@@ -43,13 +43,21 @@ class Interception:
 
 def _stopping(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     def stop(*args: Any, **kwargs: Any) -> Any:
-        # The states of each sequence's last token are no contiguous rows: torch would multiply them one by one, with a
-        # copy of the output layer's weights for each. So it would those of one sequence, which count as contiguous
-        # whatever the distance of rows that are not there: flattened, they have none.
-        args = tuple(value.flatten().view(value.shape) if isinstance(value, torch.Tensor) else value for value in args)
+        args = tuple(_join_rows(value) if isinstance(value, torch.Tensor) else value for value in args)
         return Fiber.wait_for(Call(module, forward, args, kwargs))
 
     return stop
+
+
+def _join_rows(states: torch.Tensor) -> torch.Tensor:
+    """States with their rows one behind the other; the same tensor where they are.
+
+    Those of each sequence's last token are not: torch would multiply them one by one, with a copy of the output layer's
+    weights for each. So it would those of one sequence, which count as contiguous whatever the distance of rows that
+    are not there.
+    """
+    joined = torch.empty_like(states, device="meta", memory_format=torch.contiguous_format)
+    return states if states.stride() == joined.stride() else states.clone(memory_format=torch.contiguous_format)
 
 
 class ScheduledBatch:

@@ -109,7 +109,7 @@ class DirectFile:
         writable: else it is only read, and may lie where nothing can be written.
         """
         for _ in range(_ATTEMPTS):
-            file = cls(path, 0, direct, backend, os.O_RDWR if writable else os.O_RDONLY)
+            file = cls(path, 0, direct, backend, os.O_RDWR if writable else os.O_RDONLY | os.O_NONBLOCK)
             if file._take_lock():
                 file._check_kind()
                 return file
