@@ -230,7 +230,7 @@ def convert(component: Any) -> Design:
         "__".join(map(str, path)): (Value.cast(value), directions[member.flow])
         for path, member, value in component.signature.flatten(component)
     }
-    with _no_collection(), _whole_contents(), _unchecked_nets():
+    with _no_collection(), _whole_contents():
         fragment = Fragment.get(component, None)
         text, names = rtlil.convert_fragment(fragment, ports, name=TOP, emit_src=False)
     start = text.index(f"module \\{TOP}\n")
@@ -282,21 +282,6 @@ def _whole_contents() -> Iterator[None]:
         yield
     finally:
         rtlil.ModuleEmitter.emit_memory = by_bits
-
-
-@contextmanager
-def _unchecked_nets() -> Iterator[None]:
-    """Let Amaranth take the nets of its values for nets, to the same RTLIL: it looks at the type of each, millions."""
-
-    def make(cls: Any, nets: Any = ()) -> Any:
-        return tuple.__new__(cls, (nets,) if isinstance(nets, _nir.Net) else nets)
-
-    checking = vars(_nir.Value)["__new__"]
-    _nir.Value.__new__ = staticmethod(make)
-    try:
-        yield
-    finally:
-        _nir.Value.__new__ = checking
 
 
 def load_design(name: str, make: Callable[[], Any]) -> Design:
