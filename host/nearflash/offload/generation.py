@@ -8,6 +8,7 @@ Tokens are those of transformers' model.generate for the same batches, where not
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -93,7 +94,7 @@ class OffloadedModel:
         check_weight_options(
             weights_paths, weights_ratio, expands=expand_device is not None, caches_experts=expert_bytes is not None
         )
-        self.policy, self._tokenizer = policy, None
+        self._tokenizer = None
         self.ledger = Ledger(budgets or Budgets())
         self.skeleton: Skeleton = open_skeleton(folder, dtype)
         self.model = guard(self.skeleton.model)
@@ -101,6 +102,9 @@ class OffloadedModel:
         if policy.weight_bits == 4:
             find_weights(self.model).bits = 4
         self.link = DeviceLink(place_rank(device, torch.cuda.device_count()), self.ledger.count_bytes)
+        if not self.link.one_memory and not self.model._can_set_attn_implementation():
+            policy = replace(policy, cpu_attention=False)  # a GPU attends, by code of the model's own
+        self.policy = policy
         sources = self.skeleton.layer_sources
         self.stage = open_stage(len(sources), self.ledger.count_bytes)
         for number, layer in enumerate(sources):

@@ -10,6 +10,7 @@ import torch
 from transformers import StoppingCriteria
 
 from nearflash.inference import AttentionPolicy, NearflashCache
+from nearflash.inference.cache.attention import NAME as NEAR_STORAGE
 from nearflash.inference.cache.attention import attach
 from nearflash.inference.cache.predicted import check_predictions
 from nearflash.inference.engines.base import Engine
@@ -22,7 +23,7 @@ from nearflash.offload.report import OffloadProgress, OffloadReport, OffloadResu
 from nearflash.offload.results import Results
 from nearflash.offload.sampling import GumbelSampler, warpers
 from nearflash.offload.schedule.pipeline import PipelineStage
-from nearflash.offload.schedule.zigzag import Interception, ScheduledBatch, ZigZag
+from nearflash.offload.schedule.zigzag import Interception, ScheduledBatch, ZigZag, attend_beside
 from nearflash.offload.tiers.ledger import PHASES, Ledger
 from nearflash.offload.tiers.link import DeviceLink
 from nearflash.offload.weights.experts.cache import ExpertCache, HitCounts
@@ -119,8 +120,10 @@ class OffloadRun:
             memory = Block(
                 context.model.config, context.model.dtype, context.policy, shapes, link=context.link,
                 ledger=context.ledger, scratch=context.scratch, owns=context.stage.owns,
-                in_engines=lambda batches: len(engines.tiers(batches)),
+                in_engines=lambda batches: len(engines.tiers(batches)), attend=attend_beside,
             )  # fmt: skip
+            if memory.attends_on_host:
+                context.model.set_attn_implementation(NEAR_STORAGE)
             with memory, Interception([*context.layers, *context.others]):
                 for index, (prompts, shape) in enumerate(zip(blocks, shapes, strict=True)):
                     start = perf_counter()

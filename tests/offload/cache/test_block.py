@@ -29,8 +29,8 @@ def policy(cache=GPU, activations=GPU, **options):
 
 
 def block(config, own, ledger, shapes=(SHAPE,), **options):
-    options = {"scratch": None} | options
-    return Block(config, torch.float32, own, shapes, link=DeviceLink(), ledger=ledger, **options)
+    options = {"scratch": None, "link": DeviceLink()} | options
+    return Block(config, torch.float32, own, shapes, ledger=ledger, **options)
 
 
 def rows(batch, tokens):
@@ -67,6 +67,24 @@ def test_host_memory_with_and_without_attention_there(config):
         assert all(layer.storage is not None for layer in made.batch(SHAPE, 2)[0].tiered.values())
     with block(config, policy(HOST, overlap=False), ledger):
         assert ledger.held["gpu"] == 3 * STATES + packed(3, 40)
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_attention_on_the_host_beside_a_gpu(config, tmp_path, bits):
+    """In place in its memory, in buffers of its memory of what lies on disk; a GPU has codes of 4 bits come to it."""
+    ledger, queries = Ledger(), 2 * 3 * (4 + 2 * 2) * TOKEN
+    options = {"link": DeviceLink(one_memory=False), "scratch": tmp_path}
+    for tier, own in (("host", policy(HOST, cpu_attention=True, cache_bits=bits)),
+                      ("disk", policy(DISK, cpu_attention=True, cache_bits=bits))):  # fmt: skip
+        with block(config, own, ledger, **options) as made:
+            assert made.attends_on_host == (bits == 16)
+            assert (ledger.held["gpu"] == 3 * STATES) == (bits == 16)
+            if bits == 16:
+                moved = CACHE if tier == "host" else 4 * len(SHAPE.batches) * 4096 + 3 * packed(3, 40)
+                assert ledger.held["host"] == moved + queries
+        assert not any(ledger.held.values())
+    with pytest.raises(CommandError, match=r"budget of host must be .* queries and outputs of attention"):
+        block(config, policy(DISK, cpu_attention=True), Ledger(Budgets(host=4 * 3 * 4096)), **options)
 
 
 def test_disk(config, tmp_path):

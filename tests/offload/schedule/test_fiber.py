@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from nearflash.offload.schedule.fiber import Call, Fiber
+from nearflash.offload.schedule.fiber import COMPUTED, Call, Fiber
 
 VARIABLE = contextvars.ContextVar("variable", default="outside")
 
@@ -34,6 +34,20 @@ def test_it_stops_at_each_call_and_returns_at_its_end():
     assert fiber.resume("c") is None
     assert fiber.ended and fiber.result == "end" and seen == ["a", "b", "c"]
     fiber.close()
+
+
+def test_a_fiber_that_is_given_its_own_call_computes_it_and_stops_in_its_middle():
+    seen = []
+
+    def double():
+        seen.append(threading.current_thread().name)
+        return 2 * call("inner")
+
+    fiber = Fiber(lambda: call("outer", double), "test")
+    assert fiber.resume(outer := fiber.resume()).subject == "inner" and outer.subject == "outer"
+    computed = fiber.resume(4)
+    assert computed.subject is COMPUTED and computed.compute() == 8 and seen == ["test"]
+    assert fiber.resume("another") is None and fiber.result == "another"
 
 
 def test_one_runs_at_a_time():

@@ -1,23 +1,34 @@
 """The order of the schedule: a layer's weights once for all batches, loads before the visits they are for."""
 
+import threading
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import pytest
 import torch
 
+from nearflash.abi.errors import UnsupportedError
 from nearflash.offload.schedule.fiber import Call, Fiber
 from nearflash.offload.schedule.pipeline import PipelineStage
-from nearflash.offload.schedule.zigzag import Interception, ScheduledBatch, ZigZag
+from nearflash.offload.schedule.zigzag import Interception, ScheduledBatch, ZigZag, attend_beside
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import DeviceLink
 
 
+class Cached(NamedTuple):
+    """Stands for a layer's keys and values."""
+
+    number: int
+    batch: int
+    attends_on_host: bool = False
+
+
 class Recorder:
     """Stands for weights and the mover, and notes what they are asked."""
 
-    def __init__(self):
-        self.log = []
+    def __init__(self, overlap=True):
+        self.log, self.overlap = [], overlap
 
     @contextmanager
     def use(self, number, *, last):
@@ -26,13 +37,13 @@ class Recorder:
         self.log.append(("done", number))
 
     def begin(self, layer):
-        self.log.append(("begin", *layer))
+        self.log.append(("begin", *layer[:2]))
 
     def ready(self, layer):
-        self.log.append(("ready", *layer))
+        self.log.append(("ready", *layer[:2]))
 
     def finish(self, layer):
-        self.log.append(("finish", *layer))
+        self.log.append(("finish", *layer[:2]))
 
     def drain(self):
         self.log.append(("drain",))
@@ -64,7 +75,7 @@ def batch(model, number, passes, count, out=None):
             if out is not None:
                 out.append((number, step, value.tolist()))
 
-    layers = {layer: (layer, number) for layer in range(count)}
+    layers = {layer: Cached(layer, number) for layer in range(count)}
     return ScheduledBatch(run, f"batch {number}", layers, stay(), passes)
 
 
@@ -191,3 +202,61 @@ def test_a_layer_that_returns_a_tuple():
         one = ScheduledBatch(lambda: out.append(pair(torch.zeros(1))), "one", {}, stay(), 1)
         ZigZag([pair], recorder, recorder, Ledger(), PipelineStage(0, 1, 1)).run([one])
     assert out[0][1] == "weights" and one.other_outputs == ("weights",)
+
+
+class Attending(torch.nn.Module):
+    """A layer whose attention the host computes."""
+
+    def __init__(self, log, attend=lambda: None):
+        super().__init__()
+        self.log, self.attend = log, attend
+
+    def forward(self, states):
+        batch = int(states)
+        self.log.append(("queries", batch))
+        attend_beside(self.attend)
+        self.log.append(("outputs", batch))
+        return states
+
+
+def attended(layers, recorder, batches):
+    with Interception(layers):
+        made = [
+            ScheduledBatch(lambda at=at: [layer(torch.tensor([float(at)])) for layer in layers], f"batch {at}",
+                           {number: Cached(number, at, True) for number in range(len(layers))}, stay(), 1)
+            for at in range(batches)
+        ]  # fmt: skip
+        ZigZag(layers, recorder, recorder, Ledger(), PipelineStage(0, 1, len(layers))).run(made)
+    return [entry for entry in recorder.log if entry[0] in ("queries", "outputs", "finish")]
+
+
+def test_the_host_attends_for_a_batch_while_the_next_one_computes():
+    recorder, seen = Recorder(), set()
+    layers = [Attending(recorder.log, lambda: seen.add(threading.current_thread().name)) for _ in range(2)]
+    one = [("queries", 0), ("queries", 1), ("outputs", 0), ("finish", 0, 0), ("queries", 2), ("outputs", 1),
+           ("finish", 0, 1), ("outputs", 2), ("finish", 0, 2)]  # fmt: skip
+    other = [(name, 1, rest[1]) if name == "finish" else (name, *rest) for name, *rest in one]
+    assert attended(layers, recorder, 3) == one + other
+    assert len(seen) == 1 and "nearflash-host-attention" in seen.pop()
+    assert not [thread for thread in threading.enumerate() if "host-attention" in thread.name]
+
+
+def test_without_overlap_it_waits_for_the_host():
+    recorder = Recorder(overlap=False)
+    order = [("queries", 0), ("outputs", 0), ("finish", 0, 0), ("queries", 1), ("outputs", 1), ("finish", 0, 1)]
+    assert attended([Attending(recorder.log)], recorder, 2) == order
+
+
+def test_an_error_of_the_hosts_attention_ends_the_run():
+    def wrong():
+        raise RuntimeError("on the host")
+
+    recorder = Recorder()
+    with pytest.raises(RuntimeError, match="on the host"):
+        attended([Attending(recorder.log, wrong)], recorder, 3)
+    assert ("outputs", 0) not in recorder.log
+
+
+def test_a_layer_that_does_not_ask_the_host_is_an_error():
+    with pytest.raises(UnsupportedError, match="layer 0 must attend by transformers' AttentionInterface"):
+        attended([torch.nn.Identity()], Recorder(), 2)

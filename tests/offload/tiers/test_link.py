@@ -56,6 +56,16 @@ def test_a_value_that_is_placed_is_a_copy(apart):
     assert DeviceLink().place("weights", value) is value
 
 
+def test_tensors_of_any_shape_and_stride_are_copied_whole(apart):
+    link, links = apart
+    far, host = torch.arange(24.0).view(2, 3, 4).mT, torch.zeros(2, 4, 5)[..., 1:4]
+    with link.aside(link.mark()):
+        link.pull("cache", far, host)
+        link.push("cache", host[:1] + 1, far[1:])
+    assert torch.equal(host, torch.arange(24.0).view(2, 3, 4).mT) and torch.equal(far[1], host[0] + 1)
+    assert links == {"cache gpu to host": 96, "cache host to gpu": 48}
+
+
 def test_a_staging_buffer_is_as_large_as_wanted(apart):
     buffer = apart[0].buffer(100, 30)
     assert (len(buffer.memory), len(buffer.host)) == (100, 30)

@@ -37,13 +37,16 @@ def near_storage_attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: query (batch, heads, t, d) -> (batch, t, heads, d).
 
-    Keys of a NearflashCache's flash layer go to its engine, which attends to what is stored; prefill, and keys of any
-    other cache, are computed here. softcap: logits become softcap·tanh(logit/softcap) (Gemma 2). s_aux (heads,): logits
+    Keys of a NearflashCache's flash layer go to its engine, which attends to what is stored; new keys that have
+    `attend_there` are attended to by that function, of the module's arguments above; prefill, and keys of any other
+    cache, are computed here. softcap: logits become softcap·tanh(logit/softcap) (Gemma 2). s_aux (heads,): logits
     that join the softmax and have no value, attention sinks (gpt-oss). Raises UnsupportedError for attention that is
     more than that over all tokens before, and what the cache and its engine raise.
     """
     if (record := kwargs.pop(RECORD, None)) is not None:
         record(query)
+    if isinstance(key, Tensor) and (attend_there := getattr(key, "attend_there", None)) is not None:
+        return attend_there(module, query, key, value, attention_mask, scaling, softcap, s_aux), None
     tokens = getattr(key, "near_storage", None)
     if tokens is not None:
         _check_flash_layer(module, kwargs)

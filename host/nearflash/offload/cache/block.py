@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ import torch
 
 from nearflash.abi.errors import CommandError
 from nearflash.inference.cache.decoder import head_counts
-from nearflash.offload.cache.kv_cache import CacheMover, TieredCache, TieredLayer, find_cached_layers
+from nearflash.offload.cache.host_attention import HostAttention
+from nearflash.offload.cache.kv_cache import BlockMover, CacheMover, TieredCache, TieredLayer, find_cached_layers
 from nearflash.offload.cache.kv_storage import DiskStorage, KvForm, KvStorage, MemoryStorage
 from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
@@ -47,7 +48,8 @@ class Block:
     """Room for the largest block; the caches of one block after another. Close it, or use it as a context manager.
 
     owns: whether a layer's cache is here; of another rank's the tokens alone are counted. in_engines: how many batches
-    of a block of so many have their cache elsewhere, the first ones.
+    of a block of so many have their cache elsewhere, the first ones. attend: has the host attend, where a GPU computes
+    the rest (HostAttention).
     Everything is reserved here: raises CommandError beyond a budget, StorageFullError where the disk has no room.
     """
 
@@ -55,21 +57,20 @@ class Block:
         self, config: Any, dtype: torch.dtype, policy: OffloadPolicy, shapes: Sequence[BlockShape], *, link: DeviceLink,
         ledger: Ledger, scratch: Path | None, owns: Callable[[int], bool] = lambda number: True,
         in_engines: Callable[[int], int] = lambda batches: 0,
+        attend: Callable[[Callable[[], None]], None] = lambda run: run(),
     ) -> None:  # fmt: skip
         self._config, self._policy, self._link, self._ledger, self._dtype = config, policy, link, ledger, dtype
         self._layers, self._owns, self._in_engines = find_cached_layers(config), owns, in_engines
         self._text = config.get_text_config(decoder=True)
         self._held: list[tuple[str, int]] = []
         self._file: DirectFile | None = None
-        self.mover: CacheMover | None = None
+        self.mover: BlockMover | None = None
+        self._host: HostAttention | None = None
         plans = [self._plan(shape) for shape in shapes]
         try:
             for tier in ("gpu", "host"):
                 self._take(tier, max(plan.bytes[tier] for plan in plans), "the KV cache")
-            passing = max(plan.work_bytes for plan in plans)
-            buffers = (_BUFFERS if policy.overlap else 1) if passing else 0
-            staged = max(plan.staged_bytes for plan in plans)
-            self.mover = CacheMover(link, ledger, buffers, passing, policy.overlap, staged_bytes=staged)
+            self.mover = self._open_mover(plans, attend)
             if disk := max(plan.bytes["disk"] for plan in plans):
                 self._take("disk", disk, "KV cache and activations")
                 self._file = _scratch_file(scratch, disk)
@@ -93,6 +94,9 @@ class Block:
         """Free everything; may be called twice."""
         if self.mover is not None:
             self.mover.close()
+        if self._host is not None:
+            self._host.close()
+            self._host = None
         if self._file is not None:
             self._file.close()
         while self._held:
@@ -104,6 +108,31 @@ class Block:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def attends_on_host(self) -> bool:
+        """Whether the host attends beside a GPU."""
+        return self._host is not None
+
+    def _open_mover(self, plans: "Sequence[_Plan]", attend: Callable[[Callable[[], None]], None]) -> BlockMover:
+        """The mover of keys and values to where they are attended to: to a GPU, or to buffers of the host."""
+        policy, ledger = self._policy, self._ledger
+        passing = {tier: max(plan.work_bytes[tier] for plan in plans) for tier in ("gpu", "host")}
+        buffers = {tier: (_BUFFERS if policy.overlap else 1) if size else 0 for tier, size in passing.items()}
+        staged, rows = max(plan.staged_bytes for plan in plans), max(plan.query_bytes for plan in plans)
+        near = CacheMover(self._link, ledger, buffers["gpu"], passing["gpu"], policy.overlap, staged_bytes=staged)
+        if not rows:
+            return BlockMover(near)
+        try:
+            self._host = HostAttention(self._link, ledger, rows, attend)
+            # A prompt's keys and values stay in the GPU's memory until they are stored: those of one batch at a time.
+            host = CacheMover(
+                DeviceLink(), ledger, buffers["host"], passing["host"], policy.overlap, tier="host", depth=1
+            )
+        except BaseException:
+            near.close()
+            raise
+        return BlockMover(near, host)
+
     def _take(self, tier: str, size_bytes: int, what: str) -> None:
         self._ledger.take(tier, size_bytes, what)
         self._held.append((tier, size_bytes))
@@ -112,8 +141,10 @@ class Block:
         window, form = self._layers[unit.layer], unit.form
         if not self._owns(unit.layer):
             return TieredLayer(unit.layer, form, window, None, None)
+        host = self._host if unit.on_host else None
         if unit.in_place:
-            return TieredLayer(unit.layer, form, window, self._link.far_memory(form.size_bytes), None)
+            home = host_memory(form.size_bytes) if unit.on_host else self._link.far_memory(form.size_bytes)
+            return TieredLayer(unit.layer, form, window, home, None, host=host)
         storage: KvStorage
         if unit.tier == "disk":
             assert self._file is not None
@@ -125,7 +156,7 @@ class Block:
             # Not pinned: torch would take the next power of two of the host's budget.
             memory = self._link.far_memory(size) if is_far else host_memory(size)
             storage = MemoryStorage(form, memory, self._ledger, is_far=is_far)
-        return TieredLayer(unit.layer, form, window, None, storage)
+        return TieredLayer(unit.layer, form, window, None, storage, host=host)
 
     def _plan(self, shape: BlockShape) -> "_Plan":
         """Units of a block, batch by batch of each layer as they are visited, on their tiers."""
@@ -140,19 +171,25 @@ class Block:
         tiers = place_units(policy.cache, [form.size_bytes * self._owns(layer) for layer, _, form in forms])
         plan = _Plan([], {"gpu": 0, "host": 0, "disk": 0}, [])
         for (layer, number, form), tier in zip(forms, tiers, strict=True):
-            here = tier == "gpu" or (tier == "host" and policy.cpu_attention and self._link.one_memory)
-            in_place = here and form.bits == 16
-            plan.units.append(_Unit(layer, number, form, tier, in_place, plan.bytes["disk"]))
+            in_place = form.bits == 16 and (tier == "gpu" or (tier == "host" and policy.cpu_attention))
+            on_host = self._attends_on_host(tier, form)
+            plan.units.append(_Unit(layer, number, form, tier, in_place, on_host, plan.bytes["disk"]))
             if not self._owns(layer):
                 continue
             if tier == "disk":
                 plan.bytes["disk"] += DiskStorage.rest_bytes(form)
                 plan.bytes["host"] += DiskStorage.tail_bytes
-                plan.staged_bytes = max(plan.staged_bytes, DiskStorage.rest_bytes(form))
+                if not on_host:
+                    plan.staged_bytes = max(plan.staged_bytes, DiskStorage.rest_bytes(form))
             else:
                 plan.bytes[tier] += form.size_bytes if in_place else MemoryStorage.rest_bytes(form)
             if not in_place:
-                plan.work_bytes = max(plan.work_bytes, KvStorage.work_bytes(form))
+                near = "host" if on_host else "gpu"
+                plan.work_bytes[near] = max(plan.work_bytes[near], KvStorage.work_bytes(form))
+            if on_host:
+                heads = self._text.per_layer_config[layer].num_attention_heads
+                rows = form.batch * (heads + 2 * form.heads) * form.dim * form.dtype.itemsize
+                plan.query_bytes = max(plan.query_bytes, rows)
         largest = max(batch.sequences for batch in shape.batches)
         hidden = largest * shape.prompt_tokens * self._text.hidden_size * self._dtype.itemsize
         plan.states_bytes = -(-hidden // BLOCK_BYTES) * BLOCK_BYTES
@@ -160,6 +197,10 @@ class Block:
             plan.parked.append((tier, plan.bytes["disk"]))
             plan.bytes["disk" if tier == "disk" else tier] += plan.states_bytes
         return plan
+
+    def _attends_on_host(self, tier: str, form: KvForm) -> bool:
+        """Whether the host attends beside a GPU: codes of 4 bits cross the link, which the GPU expands faster."""
+        return self._policy.cpu_attention and not self._link.one_memory and tier != "gpu" and form.bits == 16
 
 
 @dataclass(frozen=True)
@@ -172,6 +213,8 @@ class _Unit:
     tier: str
     in_place: bool
     """They are computed with where they lie."""
+    on_host: bool
+    """The host attends, beside a GPU."""
     offset: int
     """In the file."""
 
@@ -184,10 +227,12 @@ class _Plan:
     bytes: dict[str, int]
     parked: list[tuple[str, int]]
     """Tier and offset in the file of each batch's hidden states."""
-    work_bytes: int = 0
-    """Of the largest unit that passes through a buffer."""
+    work_bytes: dict[str, int] = field(default_factory=lambda: {"gpu": 0, "host": 0})
+    """Of the largest unit that passes through a buffer, by the memory that attends."""
     staged_bytes: int = 0
-    """Of the largest that comes from disk."""
+    """Of the largest that comes from disk to a GPU."""
+    query_bytes: int = 0
+    """Of the largest query, with its new keys and values, that comes to the host."""
     states_bytes: int = 0
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.decoder import own_layer
+from nearflash.offload.cache.host_attention import HostAttention
 from nearflash.offload.cache.kv_storage import KvForm, KvStorage
 from nearflash.offload.tiers.ledger import CACHE_WAIT, Ledger
 from nearflash.offload.tiers.link import DeviceLink, StagedBuffer
@@ -17,7 +18,10 @@ from nearflash.support.buffers import BufferPool
 from nearflash.support.prefetch import Prefetcher
 from nearflash.support.write_behind import WriteBehind
 
-__all__ = ["CacheMover", "TieredCache", "TieredLayer", "find_cached_layers"]
+__all__ = ["BlockMover", "CacheMover", "TieredCache", "TieredLayer", "find_cached_layers"]
+
+Arrival: TypeAlias = tuple[Any, Tensor, tuple[Tensor, Tensor]]
+"""The link's mark, where new keys and values go, (2, sequences, heads, tokens, d), and themselves."""
 
 _WINDOWS = ("sliding_attention", "chunked_attention")
 
@@ -38,16 +42,17 @@ def find_cached_layers(config: Any) -> dict[int, int | None]:
 class CacheMover:
     """Loads keys and values ahead of their visit, and stores what a visit added behind it, in threads.
 
-    buffers: of `buffer_bytes` each in the memory of what computes; a visit has one of them. staged_bytes: of the
-    staging buffer of the host that each has beside it, where that is another memory.
+    buffers: of `buffer_bytes` each in the memory of what attends, `tier`; a visit has one of them. staged_bytes: of the
+    staging buffer of the host that each has beside it, where that is another memory. depth: visits that may wait until
+    what they added is stored; None: as many as there are buffers.
     """
 
     def __init__(
         self, link: DeviceLink, ledger: Ledger, buffers: int, buffer_bytes: int, overlap: bool = True, *,
-        staged_bytes: int = 0,
+        staged_bytes: int = 0, tier: str = "gpu", depth: int | None = None,
     ) -> None:  # fmt: skip
         self.link, self.ledger, self.overlap = link, ledger, overlap
-        self._held = [("gpu", buffers * buffer_bytes)]
+        self._held = [(tier, buffers * buffer_bytes)]
         if not link.one_memory:
             self._held.append(("host", buffers * staged_bytes))
         for tier, size_bytes in self._held:
@@ -58,7 +63,8 @@ class CacheMover:
         self._free = BufferPool("the KV cache", every)
         # Apart from each other: loads that wait for a buffer must not hold up the stores that free one.
         self._loads = Prefetcher("nearflash-cache-load", self._load, pool=self._free)
-        self._stores = WriteBehind(buffers if overlap else 0, "nearflash-cache-store")
+        depth = buffers if depth is None else depth
+        self._stores = WriteBehind(depth if overlap else 0, "nearflash-cache-store")
 
     def begin(self, layer: "TieredLayer") -> None:
         """Begin to load a layer's keys and values, if it has to be."""
@@ -68,6 +74,9 @@ class CacheMover:
     def ready(self, layer: "TieredLayer") -> None:
         """Wait until the layer's keys and values are in the tier that computes with them, and view them as states."""
         if layer.storage is None:
+            if layer.storing is not None:
+                with self.ledger.span(CACHE_WAIT):
+                    layer.storing.result()
             return
         with self.ledger.span(CACHE_WAIT):
             layer.buffer = self._loads.take(layer) if layer in self._loads else self._load(layer)
@@ -76,11 +85,13 @@ class CacheMover:
 
     def finish(self, layer: "TieredLayer") -> None:
         """The visit is over: store what it added."""
-        if layer.storage is None or layer.buffer is None:
+        if layer.buffer is None:
+            if layer.arriving:
+                layer.storing = self._stores.submit(self._land, layer, layer.take_arriving())
             return
         first, last, layer.work = layer.stored, layer.length, None
         self.link.after_use(layer.buffer)
-        layer.storing = self._stores.submit(self._store, layer, layer.buffer, first, last)
+        layer.storing = self._stores.submit(self._store, layer, layer.buffer, first, last, layer.take_arriving())
         layer.stored, layer.buffer = last, None
 
     def drain(self) -> None:
@@ -105,10 +116,21 @@ class CacheMover:
                     layer.storage.load_over(self.link, buffer, layer.first_visible, layer.stored)
         return buffer
 
-    def _store(self, layer: "TieredLayer", buffer: StagedBuffer, first: int, last: int) -> None:
+    def _land(self, layer: "TieredLayer", arriving: "list[Arrival]") -> None:
+        """Have a prompt's keys and values, which a GPU computed, in the host's memory."""
+        assert layer.host is not None
+        with self.ledger.span("store cache", layer=layer.number):
+            for arrival in arriving:
+                layer.host.land(*arrival)
+
+    def _store(
+        self, layer: "TieredLayer", buffer: StagedBuffer, first: int, last: int, arriving: "list[Arrival]"
+    ) -> None:
         try:
             storage = layer.storage
             assert storage is not None
+            if arriving:
+                self._land(layer, arriving)
             with self.ledger.span("store cache", layer=layer.number):
                 self.link.before_fill(buffer)
                 storage.store_over(self.link, buffer, first, last)
@@ -119,16 +141,65 @@ class CacheMover:
             self._free.release(buffer)
 
 
+class BlockMover:
+    """The movers of a block, as one: of what the memory that computes attends to, and, where there is one, of what the
+    host does beside it.
+    """
+
+    def __init__(self, near: CacheMover, host: CacheMover | None = None) -> None:
+        self._near, self._host = near, host
+        self.overlap = near.overlap
+        """Whether anything goes on beside computing."""
+
+    def begin(self, layer: "TieredLayer") -> None:
+        """See CacheMover.begin."""
+        self._of(layer).begin(layer)
+
+    def ready(self, layer: "TieredLayer") -> None:
+        """See CacheMover.ready."""
+        self._of(layer).ready(layer)
+
+    def finish(self, layer: "TieredLayer") -> None:
+        """See CacheMover.finish."""
+        self._of(layer).finish(layer)
+
+    def drain(self) -> None:
+        """See CacheMover.drain."""
+        for mover in self._every():
+            mover.drain()
+
+    def close(self) -> None:
+        """See CacheMover.close."""
+        for mover in self._every():
+            mover.close()
+
+    @property
+    def staging(self) -> list[Tensor]:
+        """Memory that storage reads to and writes from."""
+        return [memory for mover in self._every() for memory in mover.staging]
+
+    def _every(self) -> list[CacheMover]:
+        return [self._near] if self._host is None else [self._near, self._host]
+
+    def _of(self, layer: "TieredLayer") -> CacheMover:
+        return self._near if layer.host is None or self._host is None else self._host
+
+
 class TieredLayer(CacheLayerMixin):
-    """Keys and values of one layer and one batch, in memory that is computed with (`home`), or in `storage`."""
+    """Keys and values of one layer and one batch, in memory that is computed with (`home`), or in `storage`.
+
+    host: attends to them in the host's memory, where a GPU computes the rest; None: what computes attends.
+    """
 
     is_croppable = False
 
     def __init__(
-        self, number: int, form: KvForm, window: int | None, home: Tensor | None, storage: KvStorage | None
-    ) -> None:
+        self, number: int, form: KvForm, window: int | None, home: Tensor | None, storage: KvStorage | None, *,
+        host: HostAttention | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.number, self.storage = number, storage
+        self.number, self.storage, self.host = number, storage, host
+        self.arriving: list[Arrival] = []
         self.length = self.stored = 0
         """Tokens of each row, padding included: seen, and at rest."""
         self.is_sliding = window is not None
@@ -171,12 +242,26 @@ class TieredLayer(CacheLayerMixin):
         first, start, end = self.first_visible, self.length, self.length + key_states.shape[-2]
         if self.work is None or end > self._form.tokens:
             raise UnsupportedError(f"layer {self.number} must be visited in its turn, by {self._form.tokens} tokens")
-        keys, values = self.work[:, self._rows]
-        keys[:, :, start:end] = key_states
-        values[:, :, start:end] = value_states
+        states = self.work[:, self._rows]
         if self._rows.stop == self._form.batch:
             self.length = end
-        return keys[:, :, first:end], values[:, :, first:end]
+        if self.host is None:
+            states[0, :, :, start:end], states[1, :, :, start:end] = key_states, value_states
+            return states[0, :, :, first:end], states[1, :, :, first:end]
+        if start:
+            return self.host.ask(key_states, states[..., first:end, :], self.number), value_states
+        self.arriving.append((self.host.link.mark(), states[..., :end, :], (key_states, value_states)))
+        return key_states, value_states
+
+    @property
+    def attends_on_host(self) -> bool:
+        """Whether the host attends at the next visit: a prompt is attended to where it is computed."""
+        return self.host is not None and self.length > 0
+
+    def take_arriving(self) -> "list[Arrival]":
+        """Take what was computed of a prompt and is not in the host's memory yet."""
+        arriving, self.arriving = self.arriving, []
+        return arriving
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(length, offset) of the keys that a mask is for."""

@@ -2,6 +2,7 @@
 
 A model's forward pass is somebody else's code. Run in a fiber, it stops where it calls a layer, and whoever resumes it
 decides when that layer is computed, and computes it: between two stops it moves no further than from layer to layer.
+Resumed with its own call, a fiber computes that itself, so that it can stop in the middle of a layer too.
 """
 
 import contextvars
@@ -13,10 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Call", "Fiber"]
+__all__ = ["COMPUTED", "Call", "Fiber"]
+
+COMPUTED = object()
+"""Subject of the call where a fiber stops that has computed its own: its function returns the result."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """A fiber's call of `function(*args, **kwargs)`, whose result whoever resumes the fiber computes."""
 
@@ -66,18 +70,24 @@ class Fiber:
 
     @classmethod
     def wait_for(cls, call: Call) -> Any:
-        """The result of a call, computed by whoever resumes this thread's fiber; at once where the thread is none."""
+        """The result of a call, computed by whoever resumes this thread's fiber; at once where the thread is none.
+
+        Resumed with the call, the fiber computes it, and then stops at a call of COMPUTED.
+        """
         fiber: Fiber | None = getattr(cls._own, "fiber", None)
         if fiber is None:
             return call.compute()
-        fiber._outbox.put((call, None))
-        value, error = fiber._inbox.get()
-        if error is not None:
-            raise error
+        value = fiber._stop(call)
+        if value is call:
+            result = call.compute()
+            value = fiber._stop(Call(COMPUTED, lambda: result))
         return value
 
     def resume(self, value: Any = None) -> Call | None:
-        """Start it, or go on with a call's result; returns its next call, None at its end. Raises what `run` raises."""
+        """Start it, or go on with a call's result, or with the call itself; returns its next call, None at its end.
+
+        Raises what `run` raises.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
             self._thread.start()
@@ -93,6 +103,14 @@ class Fiber:
         if self._thread is not None and not self.ended:
             self._inbox.put((None, _Closed()))
             self._thread.join()
+
+    def _stop(self, call: Call) -> Any:
+        """Stop at a call, and return what the fiber is resumed with. Raises what it is closed with."""
+        self._outbox.put((call, None))
+        value, error = self._inbox.get()
+        if error is not None:
+            raise error
+        return value
 
     def _main(self) -> None:
         self._own.fiber = self

@@ -4,25 +4,38 @@
                          for each batch k:  wait for the KV cache of (j, k), begin those of the next VISITS_AHEAD
                                             compute (j, k), begin to store its new keys and values
 
+Where the host attends beside a GPU, (j, k) stops at its attention, and goes on after (j, k + 1) came as far.
+
 Each batch is somebody's generation loop in a fiber, which stops at every module of `Interception`. Source: FlexGen
 (arXiv 2303.06865), section 4.1, algorithm 1.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
-from nearflash.offload.cache.kv_cache import CacheMover, TieredLayer
-from nearflash.offload.schedule.fiber import Call, Fiber
+from nearflash.abi.errors import UnsupportedError
+from nearflash.offload.cache.kv_cache import BlockMover, TieredLayer
+from nearflash.offload.schedule.fiber import COMPUTED, Call, Fiber
 from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.offload.schedule.prefill import compute_layer
 from nearflash.offload.tiers.activations import Parked
-from nearflash.offload.tiers.ledger import BETWEEN_LAYERS, COMPUTE, RANKS_WAIT, STATES_WAIT, Ledger
+from nearflash.offload.tiers.ledger import BETWEEN_LAYERS, CACHE_WAIT, COMPUTE, RANKS_WAIT, STATES_WAIT, Ledger
 from nearflash.offload.weights.layer_weights import LayerWeights
 from nearflash.planning.policy import VISITS_AHEAD
+from nearflash.support.prefetch import Prefetcher
 
-__all__ = ["Interception", "ScheduledBatch", "ZigZag"]
+__all__ = ["Interception", "ScheduledBatch", "ZigZag", "attend_beside"]
+
+_ON_HOST = object()
+"""Subject of a call that the host computes beside the GPU."""
+
+
+def attend_beside(attend: Callable[[], None]) -> None:
+    """Have the host attend while the schedule goes on with another batch, and return when it has."""
+    Fiber.wait_for(Call(_ON_HOST, attend))
 
 
 class Interception:
@@ -78,6 +91,15 @@ class ScheduledBatch:
         self.call = self.fiber.resume(value)
 
 
+class _Visit(NamedTuple):
+    """A layer that a batch has computed as far as the attention of the host."""
+
+    batch: ScheduledBatch
+    layer: TieredLayer
+    number: int
+    attention: Call
+
+
 class ZigZag:
     """Computes the batches of a block; layers are a model's decoder layers, in their order.
 
@@ -87,18 +109,19 @@ class ZigZag:
     """
 
     def __init__(
-        self, layers: Sequence[Any], weights: LayerWeights, mover: CacheMover, ledger: Ledger,
+        self, layers: Sequence[Any], weights: LayerWeights, mover: BlockMover, ledger: Ledger,
         stage: PipelineStage, head: Any = None, after_pass: Callable[[], None] | None = None, *, split: bool = True,
     ) -> None:  # fmt: skip
         self._numbers = {id(layer): number for number, layer in enumerate(layers)}
         self._last = len(layers) - 1
         self._weights, self._mover, self._ledger, self._after_pass = weights, mover, ledger, after_pass
         self._stage, self._head, self._split = stage, head, split
+        self._attending: Prefetcher[Call, None] = Prefetcher("nearflash-host-attention", Call.compute)
 
     @torch.no_grad()
     def run(self, batches: Sequence[ScheduledBatch], *, more: bool = False) -> None:
-        """Run all batches to their end; `more` blocks follow. Raises what computing, loading and storing raise; no
-        batch goes on then.
+        """Run all batches to their end, once; `more` blocks follow. Raises what computing, loading and storing raise;
+        no batch goes on then.
         """
         try:
             for batch in batches:
@@ -110,6 +133,7 @@ class ZigZag:
             self._stage.finish()
             self._mover.drain()
         finally:
+            self._attending.close()
             for batch in batches:
                 batch.fiber.close()
 
@@ -158,7 +182,7 @@ class ZigZag:
     def _visit(self, number: int, batches: Sequence[ScheduledBatch], more: bool) -> None:
         last_pass = not more and max(batch.passes_left for batch in batches) <= 1
         with self._weights.use(number, last=last_pass):
-            visits = self._caches_from(number, batches)
+            visits, begun = self._caches_from(number, batches), deque[_Visit]()
             for index, batch in enumerate(batches):
                 for visited in visits[index : index + VISITS_AHEAD + 1]:
                     if visited is not None:  # a drive that waits for computing is lost
@@ -172,7 +196,15 @@ class ZigZag:
                     batch.parked.restore()
                 if number == self._last:
                     batch.passes_left -= 1
-                self._compute(batch, layer, number)
+                if layer is not None and layer.attends_on_host:
+                    begun.append(self._begin(batch, layer, number))
+                    if self._mover.overlap and len(begun) == 1:
+                        continue
+                    self._end(begun.popleft())
+                else:
+                    self._compute(batch, layer, number)
+            while begun:
+                self._end(begun.popleft())
         if number == self._last and self._after_pass is not None:
             self._after_pass()
 
@@ -200,12 +232,37 @@ class ZigZag:
         else:
             with self._ledger.span(COMPUTE, layer=number):
                 value = compute_layer(call, layer, self._split)
+        self._go_on(batch, layer, number, value)
+
+    def _begin(self, batch: ScheduledBatch, layer: TieredLayer, number: int) -> "_Visit":
+        """Have a batch's fiber compute a layer up to the attention, which the host begins."""
+        with self._ledger.span(COMPUTE, layer=number):
+            stopped = batch.fiber.resume(batch.call)
+        if stopped is None or stopped.subject is not _ON_HOST:
+            raise UnsupportedError(
+                f"layer {number} must attend by transformers' AttentionInterface for attention on the host beside a "
+                "GPU: leave the KV cache in the GPU's memory, or make it of 4 bits"
+            )
+        self._attending.begin(stopped)
+        return _Visit(batch, layer, number, stopped)
+
+    def _end(self, visit: "_Visit") -> None:
+        """Wait for the host, and have the layer computed from there on."""
+        with self._ledger.span(CACHE_WAIT):
+            self._attending.take(visit.attention)
+        with self._ledger.span(COMPUTE, layer=visit.number):
+            computed = visit.batch.fiber.resume()
+        assert computed is not None and computed.subject is COMPUTED
+        self._go_on(visit.batch, visit.layer, visit.number, computed.compute())
+
+    def _go_on(self, batch: ScheduledBatch, layer: TieredLayer | None, number: int, value: Any) -> None:
+        """Keep what a visit added, and run a batch's own code with its result up to the next module."""
         if number >= 0:
             batch.other_outputs = tuple(value[1:]) if isinstance(value, tuple) else None
         if layer is not None:
             self._mover.finish(layer)
         with self._ledger.span(BETWEEN_LAYERS):
-            batch.call = call = None
+            batch.call = None
             batch.go_on(value)
         if batch.call is not None and id(batch.call.subject) in self._numbers:
             batch.parked.park(batch.call.hidden_states)

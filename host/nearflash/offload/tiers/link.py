@@ -42,6 +42,7 @@ class DeviceLink:
         is_cpu = self.device.type == "cpu"
         self.one_memory = is_cpu if one_memory is None else one_memory
         self._stream: Any = None if is_cpu else torch.cuda.Stream(self.device)
+        self._asides: Any = None if is_cpu else torch.cuda.Stream(self.device)
 
     def host_memory(self, size_bytes: int) -> Tensor:
         """Memory of the host, (size_bytes,) uint8, which copies over the link are fastest with."""
@@ -69,12 +70,30 @@ class DeviceLink:
             if self._stream is not None:
                 buffer.pushed = self._stream.record_event()
 
+    def mark(self) -> Any:
+        """An event after all that the device was given to compute so far, for `aside`; None of a CPU."""
+        return None if self._stream is None else torch.cuda.current_stream(self.device).record_event()
+
+    @contextmanager
+    def aside(self, mark: Any) -> Iterator[None]:
+        """Have copies inside of the block wait for a mark, and for no other work or copies; they are done when it ends.
+        What they read and write was in the far memory at the mark.
+        """
+        with nullcontext() if self._asides is None else torch.cuda.stream(self._asides):
+            if self._asides is not None:
+                self._asides.wait_event(mark)
+            yield
+            if self._asides is not None:
+                self._asides.synchronize()
+
     def push(self, what: str, host: Tensor, far: Tensor, spans: Spans | None = None) -> None:
-        """Begin to copy (n,) uint8 of the host to the far memory, in `filling`: all, or these spans alone."""
+        """Begin to copy (n,) uint8 of the host to the far memory, in `filling` or `aside`: these spans alone, or all,
+        of any shape.
+        """
         self._copy(f"{what} host to gpu", host, far, spans)
 
     def pull(self, what: str, far: Tensor, host: Tensor, spans: Spans | None = None) -> None:
-        """Copy (n,) uint8 of the far memory to the host's, all or these spans; they are there when it returns."""
+        """Copy (n,) uint8 of the far memory to the host's: these spans, or all, of any shape; there when it returns."""
         self._copy(f"{what} gpu to host", far, host, spans)
         if self._stream is not None:
             torch.cuda.current_stream(self.device).synchronize()
@@ -112,10 +131,14 @@ class DeviceLink:
         """Copy and count. In one memory bytes may have another place, but they do not cross."""
         if source.data_ptr() == target.data_ptr():
             return
-        for first, last in _join_neighbours([(0, len(source))] if spans is None else spans):
-            target[first:last].copy_(source[first:last], non_blocking=True)
+        parts = [(source, target)]
+        if spans is not None:
+            parts = [(source[first:last], target[first:last]) for first, last in _join_neighbours(spans)]
+        for part, place in parts:
+            # Others pass through a buffer of torch's.
+            place.copy_(part, non_blocking=part.is_contiguous() and place.is_contiguous())
             if not self.one_memory:
-                self._count(link, last - first)
+                self._count(link, part.nbytes)
 
 
 def _join_neighbours(spans: Spans) -> Spans:
