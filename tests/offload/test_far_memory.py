@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nearflash.offload import OffloadedModel, generate, generation
+from nearflash.offload.cache.host_attention import HostAttention
 from nearflash.offload.machine.plan import crossing_fraction, model_shape
 from nearflash.offload.tiers.link import DeviceLink
 from nearflash.planning.policy import OffloadPolicy, Shares
@@ -50,6 +51,58 @@ def test_tokens_of_a_family(saved, prompts, plain, tmp_path, family):
     assert done.tokens == plain(model, prompts(), 3, 24)
     assert {f"{what} {way}" for what in ("weights", "cache", "activations") for way in ("host to gpu", "gpu to host")
             if f"{what} {way}" != "weights gpu to host"} <= done.report.link_bytes.keys()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "overlap"),
+    [("gemma2", True), *(pytest.param(*each, marks=pytest.mark.full) for each in (("gpt_oss", True), ("opt", True),
+                                                                                 ("llama", False), ("mixtral", True)))],
+)  # fmt: skip
+def test_the_host_attends_to_what_lies_there(saved, prompts, plain, tmp_path, family, overlap):
+    """In its memory and from disk: windows, softcaps, sinks; prompts of unequal lengths: a mask comes once a pass."""
+    folder, model = saved(family)
+    own = OffloadPolicy(3, 2, MIXED, MIXED, MIXED, overlap=overlap, cpu_attention=True)
+    rows = prompts()
+    with OffloadedModel(folder, own, scratch=tmp_path) as opened:
+        done = opened.generate(rows, max_new_tokens=24)
+        assert opened.model.config._attn_implementation == "near_storage"
+        assert opened.ledger.timeline.seconds["attend on host"] > 0
+    assert done.tokens == plain(model, rows, 3, 24)
+    moved = done.report.link_bytes
+    assert moved["cache host to gpu"] < moved["cache gpu to host"] and moved["masks gpu to host"] < 10_000
+
+
+def test_what_crosses_for_attention_on_the_host(saved, prompts):
+    """To the byte: a prompt's keys and values once, then of each token a query, a key, a value down, an output up."""
+    folder, _ = saved("llama")
+    rows = prompts(4, longest=20, shortest=19)
+    own = OffloadPolicy(2, 2, GPU, HOST, GPU, cpu_attention=True)
+    done = generate(folder, rows, own, max_new_tokens=5, stop_tokens=[])
+    heads, tokens, dim = 4, 4 * len(rows), 64 * 4  # of queries; layers by sequences; bytes
+    assert len({len(row) for row in rows}) == 1
+    assert done.report.link_bytes == {
+        "cache gpu to host": tokens * dim * (2 * 2 * len(rows[0]) + 4 * (heads + 2 * 2)),
+        "cache host to gpu": tokens * dim * 4 * heads,
+    }
+
+
+def test_a_prompt_that_has_not_come_down_is_an_error(saved, prompts, monkeypatch):
+    def full(*_):
+        raise RuntimeError("the copy failed")
+
+    folder, _ = saved("llama")
+    monkeypatch.setattr(HostAttention, "land", full)
+    with pytest.raises(RuntimeError, match="the copy failed"):
+        generate(folder, prompts(6), OffloadPolicy(3, 2, GPU, HOST, GPU, cpu_attention=True), max_new_tokens=4)
+
+
+def test_a_model_with_attention_of_its_own_attends_on_the_gpu(saved, prompts, plain, monkeypatch):
+    folder, model = saved("llama")
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    own = OffloadPolicy(3, 2, GPU, HOST, GPU, cpu_attention=True)
+    with OffloadedModel(folder, own) as opened:
+        assert opened.generate(prompts(6), max_new_tokens=4).tokens == plain(model, prompts(6), 3, 4)
+        assert opened.ledger.links["cache host to gpu"] > opened.ledger.links["cache gpu to host"]
 
 
 @pytest.mark.parametrize("options", [{"overlap": True}, {"overlap": False, "cpu_attention": True}], ids=str)

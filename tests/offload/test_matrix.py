@@ -243,15 +243,19 @@ def planned_bytes(folder, tier, cache, place, prompt=PROMPT, new=NEW):
 
 
 @pytest.mark.parametrize(
-    ("weights", "tier", "cache", "place"),
-    list(mark_pairs([*itertools.product(FORMATS, TIERS, ["fp16", "int4"], SHARES)])),
+    ("weights", "tier", "cache", "place", "attends"),
+    list(mark_pairs([*itertools.product(FORMATS, TIERS, ["fp16", "int4"], SHARES, ["gpu", "host"])])),
 )
-def test_a_link_moves_what_the_plan_counts(folders, rows, expected, tmp_path, monkeypatch, weights, tier, cache, place):
-    """What computes has a memory of its own: compressed weights and codes of K and V cross as they are stored."""
+def test_a_link_moves_what_the_plan_counts(
+    folders, rows, expected, tmp_path, monkeypatch, weights, tier, cache, place, attends
+):
+    """What computes has a memory of its own: compressed weights and codes of K and V cross as they are stored; where
+    the host attends, K and V of new tokens, queries and outputs alone.
+    """
     folder, bits = folders(weights), 4 if cache == "int4" else 16
     shape, stored = model_shape(folder)
     own = OffloadPolicy(2, 2, SHARES[tier], SHARES[place], SHARES["host"], cache_bits=bits, stored_fraction=stored,
-                        crossing_fraction=crossing_fraction(folder))  # fmt: skip
+                        cpu_attention=attends == "host", crossing_fraction=crossing_fraction(folder))  # fmt: skip
     plan = plan_for(shape, load_machine("gpu24"), Workload(PROMPT, NEW), own)
     monkeypatch.setattr(generation, "DeviceLink", partial(DeviceLink, one_memory=False))
     done = generate(folder, rows, own, max_new_tokens=NEW, scratch=tmp_path)

@@ -49,13 +49,28 @@ def test_attention_where_the_cache_lies_moves_queries_alone(opt_6_7b, t4):
     assert there.decode["host"] > 0 == here.decode["host"]
 
 
-def test_attention_on_the_host_is_not_counted_where_the_runtime_has_none(opt_6_7b, t4):
-    ours = replace(t4, schedule=replace(t4.schedule, attends_on_host=False))
-    here, there = (policy(cpu_attention=where) for where in (False, True))
-    assert predict(opt_6_7b, ours, WORK, there) == predict(opt_6_7b, ours, WORK, here)
-    assert peaks(opt_6_7b, ours, WORK, there) == peaks(opt_6_7b, ours, WORK, here)
-    assert not search(opt_6_7b, ours, WORK, Space((4,), (2,))).policy.cpu_attention
-    assert not load_machine("gpu24").schedule.attends_on_host
+def test_the_host_attends_beside_the_gpu(opt_6_7b):
+    """But for one batch of a layer; with a single batch one waits for the other."""
+    gpu24, sums = load_machine("gpu24"), []
+    for batches in (4, 1):
+        held = policy(GPU, HOST, GPU, 8, batches, cpu_attention=True)
+        options, shares = PolicyOptions.of(held), shares_vector(held)
+        phases = terms(opt_6_7b, gpu24, WORK, options)
+        here, there = (float(phases.decode[name] @ shares) for name in ("gpu", "host"))
+        decode = {name: float(part @ shares) for name, part in chains(phases, gpu24, options)[1].items()}
+        sums.append((here, there, decode))
+    (here, there, four), (alone, waited, one) = sums
+    assert there > here > 0 and four["host attention"] == pytest.approx(there + here / 4)
+    assert four["computing"] == pytest.approx(here + there / 4)
+    assert one["computing"] == pytest.approx(alone + waited) and "host attention" not in one
+
+
+def test_a_gpu_attends_to_codes_of_four_bits(opt_6_7b, t4):
+    """Which cross the link, and are expanded there faster."""
+    here, there = (policy(cpu_attention=where, cache_bits=4) for where in (False, True))
+    assert predict(opt_6_7b, t4, WORK, there) == predict(opt_6_7b, t4, WORK, here)
+    assert peaks(opt_6_7b, t4, WORK, there) == peaks(opt_6_7b, t4, WORK, here)
+    assert not search(opt_6_7b, t4, WORK, Space((4,), (2,), cache_bits=(4,))).policy.cpu_attention
 
 
 def test_decode_is_no_faster_than_gpu_memory_gives_weights(opt_6_7b, t4):

@@ -71,7 +71,7 @@ def machine_of(weight_s, disk_s, cache_s, compute_s, shape, policy, tokens):
         disk=replace(base.disk, read_weights_bytes_per_s=layer / disk_s),
         compute=replace(base.compute, matmul_decode_flops_per_s=active / compute_s, gpu_memory_bytes_per_s=1e18,
                         gpu_attention_bytes_per_s=1e18),
-        schedule=replace(base.schedule, per_layer_s=0.0, per_routing_s=0.0),
+        schedule=replace(base.schedule, per_layer_s=0.0, per_routing_s=0.0, visits_ahead=0),
     )  # fmt: skip
 
 

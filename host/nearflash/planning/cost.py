@@ -22,7 +22,7 @@ from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import Linear, ModelShape
 from nearflash.planning.terms import Phase, PolicyOptions, Terms, Vector, Workload, on, shares_vector, terms
 
-__all__ = ["FORMS", "Form", "Prediction", "chains", "expert_seconds", "place_policy", "predict"]
+__all__ = ["FORMS", "Form", "Prediction", "attends_on_host", "chains", "expert_seconds", "place_policy", "predict"]
 
 Form: TypeAlias = Literal["nearflash", "released", "paper"]
 FORMS: tuple[Form, ...] = ("nearflash", "released", "paper")
@@ -120,6 +120,10 @@ def chains(
             # Threads beside what computes; of the cache's, each unpacks what it loads, or packs what it stores.
             part["cache loaded"] = _sum(phase, ("cache from disk", "cache unpacked"))
             part["cache stored"] = _sum(phase, ("cache packed", "cache to disk"))
+        if machine.runs_on_gpu and options.cpu_attention and options.num_batches > 1 and "host" in phase:
+            # The host attends for a batch while the GPU computes another, but for a layer's first and last ones.
+            there, here, shown = phase["host"], phase["gpu"], 1 / options.num_batches
+            part["computing"], part["host attention"] = here + shown * there, there + shown * here
         # Unpacking takes the processors that compute, or the GPU: beside each other they are no faster.
         part["computing"] = (
             part["computing"] + _sum(phase, _UNPACK) + schedule.exposed_states * _sum(phase, _STATES)
@@ -214,14 +218,19 @@ def _without_overlap(prefill: dict[str, float]) -> float:
     return sum(prefill.values()) - back + left
 
 
+def attends_on_host(machine: Machine, cache_bits: int) -> bool:
+    """Whether the host can attend to what lies there; beside a GPU codes of 4 bits cross, which are expanded faster."""
+    return machine.links.one_memory or cache_bits == 16
+
+
 def place_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) -> OffloadPolicy:
-    """The policy as the machine's runtime follows it: attention on the host is computed on the GPU where there is none;
-    where it places tensors, shares of weights become theirs.
+    """The policy as the machine's runtime follows it: a GPU attends to a cache of 4 bits; where it places tensors,
+    shares of weights become theirs.
 
     FlexGen puts a tensor where its middle falls when a layer's (attention's, and the FFN's) lie in a row: disk first,
     then host, then GPU.
     """
-    policy = replace(policy, cpu_attention=policy.cpu_attention and machine.schedule.attends_on_host)
+    policy = replace(policy, cpu_attention=policy.cpu_attention and attends_on_host(machine, policy.cache_bits))
     if not machine.schedule.places_tensors:
         return policy
     totals = {"gpu": 0.0, "host": 0.0, "disk": 0.0}

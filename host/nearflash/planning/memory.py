@@ -145,15 +145,14 @@ def _working(
     # Prefill makes a batch's KV here; decode reads back what is attended to here.
     afar = ("cache.host", "cache.disk")
     packed_cache = cache * bytes_of(1, options.cache_bits, shape.element_bytes) / shape.element_bytes
-    staged = not machine.links.one_memory and not machine.schedule.attends_on_host  # nearflash.offload on a GPU
+    staged = machine.runs_on_gpu
     if tokens > 1:
-        gpu = gpu + on(_BUFFERS * shape.kv_layer_bytes * batch * tokens, *(() if staged else afar), "cache.device")
-    if staged and options.cache_bits == 16:  # a buffer of each visit ahead
-        gpu = gpu + on((VISITS_AHEAD + 1) * cache, *afar)
-    elif staged:  # with what comes out of codes
+        passed = () if staged and not options.cpu_attention else afar
+        gpu = gpu + on(_BUFFERS * shape.kv_layer_bytes * batch * tokens, *passed, "cache.device")
+    if staged and options.cache_bits != 16:  # a buffer of each visit ahead, with what comes out of codes
         gpu = gpu + on((VISITS_AHEAD + 1) * (packed_cache + cache), "cache.gpu", *afar)
-    elif tokens == 1 and not options.cpu_attention:
-        gpu = gpu + on(_BUFFERS * cache, *afar)
+    elif not options.cpu_attention and (staged or tokens == 1):
+        gpu = gpu + on((VISITS_AHEAD + 1 if staged else _BUFFERS) * cache, *afar)
     if options.cache_bits != 16 and not staged:
         gpu = gpu + on(cache, "cache.gpu")
     through = 0.0 if machine.links.one_memory else _BUFFERS * max(stored, passing)

@@ -126,8 +126,7 @@ class RuntimeCosts:
     now and then, and is waited for; 0: as if neither did.
     stores_scores: prefill holds all attention scores. full_prefill: it computes all sequences of a batch at once.
     offloads_embeddings: shares of the weights hold outside layers too.
-    places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers. attends_on_host:
-    attention over K and V in the host's memory can be computed there; nearflash.offload has them come to a GPU.
+    places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers.
     """
 
     source: str
@@ -148,7 +147,6 @@ class RuntimeCosts:
     full_prefill: bool = False
     offloads_embeddings: bool = False
     places_tensors: bool = False
-    attends_on_host: bool = True
 
 
 @dataclass(frozen=True)
@@ -204,6 +202,11 @@ class Machine:
     def with_memory(self, **bytes_by_tier: float) -> "Machine":
         """The same machine with other budgets: gpu_bytes, host_bytes, disk_bytes."""
         return replace(self, memory=replace(self.memory, **bytes_by_tier))  # type: ignore[arg-type]
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        """Whether nearflash.offload computes, with loads ahead, in a memory that is not the host's."""
+        return not self.links.one_memory and self.schedule.visits_ahead > 0
 
 
 _TABLES: dict[str, Any] = {"memory": MemorySizes, "links": Links, "disk": Disk, "compute": Compute,

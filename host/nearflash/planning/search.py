@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.cost import Prediction, chains, predict
+from nearflash.planning.cost import Prediction, attends_on_host, chains, predict
 from nearflash.planning.memory import TIERS, Peak, bounds, peak_vectors, peaks
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.planning.profile import Machine
@@ -132,8 +132,8 @@ def _programs(
     shape: ModelShape, machine: Machine, workload: Workload, space: Space
 ) -> Iterator[tuple[float, PolicyOptions, Vector]]:
     """Seconds a sequence, options and shares of every linear program that has a solution."""
-    attention = dict.fromkeys(where and machine.schedule.attends_on_host for where in space.cpu_attention)
-    kinds = list(itertools.product(attention, space.weight_bits, space.cache_bits))
+    every = itertools.product(space.cpu_attention, space.weight_bits, space.cache_bits)
+    kinds = dict.fromkeys((there and attends_on_host(machine, bits), weights, bits) for there, weights, bits in every)
     for cpu_attention, weight_bits, cache_bits in kinds:
         for size in _sizes(space.batch_sizes, space.max_sequences, space.groups):
             any_fits = False

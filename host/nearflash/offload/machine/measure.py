@@ -95,7 +95,7 @@ def measure_machine(
             gpu_attention_bytes_per_s=on_host if device.type == "cpu" else _attention_bytes(device, dtype, heads),
             gpu_memory_bytes_per_s=products.bytes_per_s,
             host_attention_bytes_per_s=on_host,
-            host_buffer_attention_bytes_per_s=on_host,
+            host_buffer_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype, heads, by_token=True),
             **_unpack_rates(None if model is None else model[0], device, dtype),
             head_bytes_per_s=None if shape is None else _head_bytes(device, dtype, shape),
             matmul_tokens=products.tokens,
@@ -116,7 +116,6 @@ def measure_machine(
             computing_lost_to_copies=to_copies,
             reads_lost_to_computing=from_reads,
             visits_ahead=VISITS_AHEAD,
-            attends_on_host=device.type == "cpu",
         )  # fmt: skip
     if find_profile(folder) is None:
         rates += _large_reads(folder)  # again: a drive of others is not as fast at any time
@@ -159,12 +158,19 @@ def _square_rates(device: torch.device, dtype: torch.dtype) -> LayerRates:
     return LayerRates.of(_SIDE * _SIDE, weights[0].nbytes, steps, _MANY_TOKENS, seconds(_MANY_TOKENS, weights[:1]))
 
 
-def _attention_bytes(device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> float:
-    """Bytes of KV that decode attends over in a second; `heads` of queries, of keys and values, and their dimension."""
+def _attention_bytes(
+    device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int], *, by_token: bool = False
+) -> float:
+    """Bytes of KV that decode attends over in a second; `heads` of queries, of keys and values, and their dimension.
+
+    by_token: rows of a token lie together, as in buffers (kv_storage), not those of a head.
+    """
     queries, keys, dim = heads
     visit_bytes = 2 * _SEQUENCES * keys * _CONTEXT * dim * dtype.itemsize
-    visits = [torch.randn(2, _SEQUENCES, keys, _CONTEXT, dim, dtype=dtype, device=device)
-              for _ in range(max(1, _CACHE_BYTES // visit_bytes))]  # fmt: skip
+    count, shape = max(1, _CACHE_BYTES // visit_bytes), (2, _SEQUENCES, keys, _CONTEXT, dim)
+    visits = [torch.randn(shape, dtype=dtype, device=device) for _ in range(count)]
+    if by_token:
+        visits = [cache.permute(3, 0, 1, 2, 4).contiguous().permute(1, 2, 3, 0, 4) for cache in visits]
     query = torch.randn(_SEQUENCES, queries, 1, dim, dtype=dtype, device=device)
 
     def attend() -> None:
