@@ -5,6 +5,7 @@ pytest.importorskip("torch")
 import torch
 
 from nearflash.abi.errors import PlanError, StateError
+from nearflash.offload.cache.host_attention import attend_halves
 from nearflash.offload.machine import measure, measure_layer
 from nearflash.offload.machine.machine_file import available_bytes
 from nearflash.offload.machine.shape import measure_shape
@@ -85,6 +86,21 @@ def test_rates_that_were_kept_are_used_again(tmp_path, monkeypatch):
         2e9,
         5e8,
     )
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_fp16_beside_a_gpu_is_timed_as_the_host_attends(monkeypatch, by_token):
+    """By compiled loops, to keys and values as they lie in memory, or in a buffer."""
+    seen = []
+
+    def note(threads, query, states, counts):
+        seen.append((states.stride()[-2:], counts))
+        return attend_halves(threads, query, states, counts)
+
+    monkeypatch.setattr(measure, "_CACHE_BYTES", 1 << 20)
+    monkeypatch.setattr(measure, "attend_halves", note)
+    rate = measure._attention_bytes(torch.device("cpu"), torch.float16, (4, 2, 64), by_token=by_token, loops=True)
+    assert rate > 0 and seen[0] == ((2 * 16 * 2 * 64 if by_token else 64, 1), [512] * 16)
 
 
 def test_a_folder_that_is_not_there_cannot_be_measured(tmp_path):

@@ -4,6 +4,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,7 @@ from transformers import DynamicCache, LlamaModel
 
 from nearflash.abi.errors import PlanError
 from nearflash.offload.cache.groups import decode, encode
+from nearflash.offload.cache.host_attention import attend_halves
 from nearflash.offload.machine.machine_file import FREE_SHARE, available_bytes
 from nearflash.offload.machine.measure_layer import STEP_TOKENS, LayerRates, measure_layer
 from nearflash.offload.machine.measure_runtime import tiny_decoder, visit_seconds
@@ -86,7 +88,11 @@ def measure_machine(
         what = "layers of the model" if layer_rates else f"matrices of {_SIDE} x {_SIDE}"
         shape = None if model is None else model[1]
         heads = (shape.heads, shape.kv_heads, shape.head_dim) if shape else (_HEADS, _HEADS, _HEAD_DIM)
-        on_host = _attention_bytes(torch.device("cpu"), dtype, heads)
+        loops = device.type == "cuda" and dtype == torch.float16  # of attention on the host beside a GPU
+        on_host, in_buffers = (
+            _attention_bytes(torch.device("cpu"), dtype, heads, by_token=by_token, loops=loops)
+            for by_token in (False, True)
+        )
         compute = Compute(
             source=f"measured on {device}: {what} in {dtype}",
             matmul_prefill_flops_per_s=products.flops_per_s,
@@ -95,7 +101,7 @@ def measure_machine(
             gpu_attention_bytes_per_s=on_host if device.type == "cpu" else _attention_bytes(device, dtype, heads),
             gpu_memory_bytes_per_s=products.bytes_per_s,
             host_attention_bytes_per_s=on_host,
-            host_buffer_attention_bytes_per_s=_attention_bytes(torch.device("cpu"), dtype, heads, by_token=True),
+            host_buffer_attention_bytes_per_s=in_buffers,
             **_unpack_rates(None if model is None else model[0], device, dtype),
             head_bytes_per_s=None if shape is None else _head_bytes(device, dtype, shape),
             matmul_tokens=products.tokens,
@@ -159,11 +165,13 @@ def _square_rates(device: torch.device, dtype: torch.dtype) -> LayerRates:
 
 
 def _attention_bytes(
-    device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int], *, by_token: bool = False
-) -> float:
+    device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int], *, by_token: bool = False,
+    loops: bool = False,
+) -> float:  # fmt: skip
     """Bytes of KV that decode attends over in a second; `heads` of queries, of keys and values, and their dimension.
 
-    by_token: rows of a token lie together, as in buffers (kv_storage), not those of a head.
+    by_token: rows of a token lie together, as in buffers (kv_storage), not those of a head. loops: by compiled loops of
+    fp16, not by torch.
     """
     queries, keys, dim = heads
     visit_bytes = 2 * _SEQUENCES * keys * _CONTEXT * dim * dtype.itemsize
@@ -173,11 +181,12 @@ def _attention_bytes(
         visits = [cache.permute(3, 0, 1, 2, 4).contiguous().permute(1, 2, 3, 0, 4) for cache in visits]
     query = torch.randn(_SEQUENCES, queries, 1, dim, dtype=dtype, device=device)
 
-    def attend() -> None:
-        for cache in visits:
-            torch.nn.functional.scaled_dot_product_attention(query, cache[0], cache[1], enable_gqa=queries != keys)
+    def attend(cache: torch.Tensor) -> None:
+        torch.nn.functional.scaled_dot_product_attention(query, cache[0], cache[1], enable_gqa=queries != keys)
 
-    return len(visits) * visit_bytes / seconds_of(device, attend)
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        visit = partial(attend_halves, threads, query, counts=[_CONTEXT] * _SEQUENCES) if loops else attend
+        return len(visits) * visit_bytes / seconds_of(device, lambda: [visit(cache) for cache in visits])
 
 
 def _head_bytes(device: torch.device, dtype: torch.dtype, shape: ModelShape) -> float:

@@ -23,9 +23,9 @@ struct Running {
     float softcap;  // 0: none
 };
 
-// A layer's tokens, all of them in memory: K and V (H, T, d) fp16, the heads `between` elements apart.
+// A layer's tokens, all of them in memory: K and V (H, T, d) fp16, heads `between` elements apart, tokens `stride`.
 struct Memory {
-    int64_t heads, group, dim, tokens, between;
+    int64_t heads, group, dim, tokens, between, stride;
     const uint16_t *q, *keys, *values;
     float scaling, softcap;
     const float *sinks;  // (H, g), or null: none
@@ -434,7 +434,7 @@ void attend_memory(const Memory *x) {
         std::fill_n(out, own, 0.0f);
         const int64_t at = head * x->between;
         Head(q.data(), group, dim, x->softcap, largest.data(), total.data(), out)
-            .attend({x->keys + at, x->values + at, &zero, &zero, 1, x->tokens, dim, nullptr});
+            .attend({x->keys + at, x->values + at, &zero, &zero, 1, x->tokens, x->stride, nullptr});
         finish(group, dim, x->sinks ? x->sinks + head * group : nullptr, nullptr, nullptr, largest.data(), total.data(),
                out);
     }

@@ -43,7 +43,7 @@ class _Memory(ctypes.Structure):
     """`Memory` of attention.cpp."""
 
     _fields_ = (
-        *((name, _I64) for name in ("heads", "group", "dim", "tokens", "between")),
+        *((name, _I64) for name in ("heads", "group", "dim", "tokens", "between", "stride")),
         *((name, _ADDRESS) for name in ("q", "keys", "values")),
         *((name, _F32) for name in ("scaling", "softcap")),
         *((name, _ADDRESS) for name in ("sinks", "out")),
@@ -107,11 +107,12 @@ def are_finite(numbers: F16) -> bool:
 
 
 def attend_memory(q: F16, keys: F16, values: F16, tokens: int, form: AttentionForm[F32], out: F32) -> None:
-    """Attention of q (H, g, d) to the first `tokens` of K and V (H, T, d) into out (H, g, d)."""
+    """Attention of q (H, g, d) to the first `tokens` of K and V (H, T, d), alike, d contiguous, into out (H, g, d)."""
     sinks = None if form.sinks is None else find_address(form.sinks)
+    between, stride, _ = (step // keys.itemsize for step in keys.strides)
     memory = _Memory(
-        *q.shape, tokens, keys.shape[1] * keys.shape[2], find_address(q), find_address(keys), find_address(values),
-        form.scaling, form.softcap or 0.0, sinks, find_address(out),
+        *q.shape, tokens, between, stride, find_address(q), keys.ctypes.data, values.ctypes.data, form.scaling,
+        form.softcap or 0.0, sinks, find_address(out),
     )  # fmt: skip
     load_loops().attend_memory(ctypes.byref(memory))
 
