@@ -72,6 +72,17 @@ def test_the_host_attends_to_what_lies_there(saved, prompts, plain, tmp_path, fa
     assert moved["cache host to gpu"] < moved["cache gpu to host"] and moved["masks gpu to host"] < 10_000
 
 
+@pytest.mark.parametrize("tier", [HOST, DISK], ids=["host", "disk"])
+def test_the_host_attends_in_fp16(saved, prompts, tmp_path, monkeypatch, tier):
+    """By compiled loops: to rows of a head in its memory, to those of a token in buffers of what comes from disk."""
+    folder, rows = saved("llama")[0], prompts(6)
+    own = OffloadPolicy(3, 2, GPU, tier, GPU, cpu_attention=True)
+    options = {"max_new_tokens": 12, "dtype": torch.float16, "scratch": tmp_path}
+    found = generate(folder, rows, own, **options).tokens
+    monkeypatch.setattr(generation, "DeviceLink", DeviceLink)
+    assert found == generate(folder, rows, OffloadPolicy(3, 2, GPU, GPU, GPU), **options).tokens
+
+
 def test_what_crosses_for_attention_on_the_host(saved, prompts):
     """To the byte: a prompt's keys and values once, then of each token a query, a key, a value down, an output up."""
     folder, _ = saved("llama")
