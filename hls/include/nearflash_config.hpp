@@ -186,8 +186,8 @@ struct attend_zynq7045 {
     static constexpr std::int64_t page_bytes = 16384;
     static constexpr std::int64_t clock_hz = 285000000;
     static constexpr std::int64_t port_bits = 64;
-    static constexpr std::int64_t mask_beats = 0;
-    static constexpr std::uint64_t digest = 0xdf5e2090dcaee166ull;
+    static constexpr std::int64_t mask_beats = 4096;
+    static constexpr std::uint64_t digest = 0x8c6b26792760376dull;
 };
 struct attend_zu17eg {
     static constexpr std::int64_t channels = 8;

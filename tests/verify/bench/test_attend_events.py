@@ -12,7 +12,7 @@ from nearflash.sim.nand.parts import nand_part
 from nearflash.verify.bench.attend_events import Cycles, Load, simulate
 from nearflash.verify.fixtures.nand_channel import ChannelTiming
 
-CONFIG = replace(attend_config("attend-zynq7045"), score_blocks=8)
+CONFIG = replace(attend_config("attend-zynq7045"), score_blocks=8, mask_beats=0)
 SETTINGS = HeadSettings(
     Mode.PAGE | Mode.PROBABILITY, 128, 0.1275, score_dims=32, top_k=1, group_tokens=8, interleaved=True,
     block_tokens=1024, index_format=IndexFormat.INT4,

@@ -313,7 +313,7 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
                      clock_hz=100_000_000, port_bits=512),
         AttendConfig("zynq7045", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,
                      score_blocks=4, score_entries=1 << 16, selector_keys=1 << 15, luns=16, page_bytes=16384,
-                     clock_hz=285_000_000, nand=_MLC),
+                     clock_hz=285_000_000, nand=_MLC, mask_beats=4096),
         AttendConfig("zu17eg", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,
                      score_blocks=8, score_entries=1 << 17, selector_keys=1 << 16, luns=32, page_bytes=16384,
                      clock_hz=300_000_000, nand=_MLC),

@@ -45,15 +45,12 @@ class Point:
     group: int = 4
     mode: str = "sparf-page"
     build: str = CONFIG
-    mask_beats: int = 0
-    """Of a build that has masks wait, where not 0: a head has its entries only until it is selected."""
 
     @property
     def config(self) -> AttendConfig:
         """The build for the part: its timing and its pages."""
-        part, build = nand_part(self.part), attend_config(self.build)
-        mask_beats = self.mask_beats or build.mask_beats
-        return replace(build, nand=part.timing, page_bytes=part.page_bytes, mask_beats=mask_beats)
+        part = nand_part(self.part)
+        return replace(attend_config(self.build), nand=part.timing, page_bytes=part.page_bytes)
 
     @property
     def settings(self) -> HeadSettings:
@@ -65,10 +62,7 @@ RTL = (
     Point("slc-1400", 1024, 32, 192), Point("slc-1400", 4096, 32, 96), Point("slc-1400", 16384, 8, 32),
     Point("page16k-1400", 1024, 32, 192), Point("page16k-1400", 4096, 32, 96), Point("page16k-1400", 16384, 16, 48),
 )  # fmt: skip
-EVENTS = (
-    Point("slc-1400", 131072, 1, 8), Point("page16k-1400", 131072, 4, 24),
-    Point("slc-1400", 131072, 4, 24, mask_beats=4096), Point("page16k-1400", 131072, 8, 32, mask_beats=4096),
-)  # fmt: skip
+EVENTS = (Point("slc-1400", 131072, 4, 24), Point("page16k-1400", 131072, 8, 32))
 
 
 def performance_rows(points: Sequence[Point] = RTL, events: Sequence[Point] = EVENTS) -> Iterator[dict[str, Any]]:

@@ -10,8 +10,8 @@ from nearflash.abi.attention.pages import IndexFormat, IndexLayout, TokenLayout
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.gateware.attention.control.check import DescriptorCheck
 
-SHARED = CONFIGS["attend-zynq7045"]
-CONFIG = dataclasses.replace(SHARED, mask_beats=4096)
+CONFIG = CONFIGS["attend-zynq7045"]
+SHARED = dataclasses.replace(CONFIG, mask_beats=0)
 GOOD = AttendDescriptor(
     Mode.PAGE | Mode.PROBABILITY, PageTag(7, 3, 5), 128, 5000, 4, 32, 40, 64, 16, True, 1024, IndexFormat.INT4, 8192,
     0.1275, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, top_p=60000,

@@ -25,7 +25,7 @@ from nearflash.sim.stalls import STALLS
 from nearflash.verify.fixtures.query import query_rows
 from nearflash.verify.fixtures.read_memory import WithMemory
 
-CONFIG = dataclasses.replace(CONFIGS["attend-zynq7045"], mask_beats=4096)
+CONFIG = CONFIGS["attend-zynq7045"]
 DESCRIPTORS, QUERIES, SIZE = 0x100, 0x1000, 1 << 15
 ROW = query_write(CONFIG.heads_per_beat)
 
