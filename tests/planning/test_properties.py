@@ -83,7 +83,10 @@ def test_forms_that_hide_more_are_no_slower(shape, workload, policy):
     for machine in (T4, GPU24):
         seconds = {form: predict(shape, machine, workload, policy, form).seconds for form in FORMS}
         assert seconds["paper"] <= seconds["released"] * (1 + 1e-9)
-        assert seconds["paper"] <= seconds["nearflash"] * (1 + 1e-9)
+        # Beside a GPU nearflash has the host attend for one batch while another is computed; the paper adds the two.
+        on_gpu = replace(policy, cpu_attention=False)
+        paper, own = (predict(shape, machine, workload, on_gpu, form).seconds for form in ("paper", "nearflash"))
+        assert paper <= own * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=50)

@@ -10,7 +10,7 @@ from nearflash.abi.attention.pages import IndexFormat
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.model.attention.control.check import read_descriptor
 
-CONFIG = CONFIGS["attend-zynq7045"]
+CONFIG = dataclasses.replace(CONFIGS["attend-zynq7045"], mask_beats=0)  # heads share its store in equal parts
 GOOD = AttendDescriptor(
     Mode.PAGE | Mode.PROBABILITY, PageTag(7, 3, 5), 128, 5000, 4, 32, 40, 64, 16, True, 1024, IndexFormat.INT4, 8192,
     0.125, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, top_p=60000,
