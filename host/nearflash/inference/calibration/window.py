@@ -106,13 +106,17 @@ class Prefix:
         """Logits (P, vocabulary) after each token of the window (P,), and the flash bytes of all heads. predicts:
         `attend` gets predicted queries.
         """
-        # A copy: windows of K and V and recurrent states cannot be cropped to where they were.
         uses: list[FlashUse] = []
         places = {number: place for place, number in enumerate(flash_layers(self.config))}
         options = {"attend": attend, "uses": uses, "history": self._history, "places": places}
         watch = predict_queries(self._model) if predicts else nullcontext()
+        crops = self._cache.is_croppable and not any(self._cache.is_sliding)
+        # Windows of K and V, and recurrent states, cannot be cropped to where they were.
+        cache = self._cache if crops else deepcopy(self._cache)
         with torch.set_grad_enabled(gradients), watch:
-            done = self._model(window[None], past_key_values=deepcopy(self._cache), **options)
+            done = self._model(window[None], past_key_values=cache, **options)
+        if crops:
+            cache.crop(-len(window))
         return done.logits[0], FlashUse.mean(uses)
 
     def loss(self, window: Tensor, attend: Attend, *, predicts: bool = False) -> tuple[float, FlashUse]:
