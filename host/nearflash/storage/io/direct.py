@@ -52,8 +52,9 @@ class DirectFile:
         self.backend = backend or PositionalBackend()
         if path.is_block_device():
             flags = os.O_EXCL  # which Linux refuses where the device, or a part of it, is mounted
+        flags |= access | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in its place is not waited for
         try:
-            self._fd = os.open(path, access | os.O_CLOEXEC | flags | (os.O_DIRECT if direct else 0), 0o600)
+            self._fd = os.open(path, flags | (os.O_DIRECT if direct else 0), 0o600)
         except FileExistsError:
             raise
         except OSError as error:
@@ -64,6 +65,7 @@ class DirectFile:
                 ) from error
             raise StateError(f"{path} cannot be opened ({error.strerror}): check path and permissions") from error
         self._release = weakref.finalize(self, _unlock_and_close, self._fd)
+        os.set_blocking(self._fd, True)  # else io_uring returns before the drive has answered
         _open_files.add(self)
 
     @classmethod
@@ -109,7 +111,7 @@ class DirectFile:
         writable: else it is only read, and may lie where nothing can be written.
         """
         for _ in range(_ATTEMPTS):
-            file = cls(path, 0, direct, backend, os.O_RDWR if writable else os.O_RDONLY | os.O_NONBLOCK)
+            file = cls(path, 0, direct, backend, os.O_RDWR if writable else os.O_RDONLY)
             if file._take_lock():
                 file._check_kind()
                 return file
