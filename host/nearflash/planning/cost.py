@@ -17,12 +17,12 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.policy import OffloadPolicy, Shares, attends_on_host
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import Linear, ModelShape
 from nearflash.planning.terms import Phase, PolicyOptions, Terms, Vector, Workload, on, shares_vector, terms
 
-__all__ = ["FORMS", "Form", "Prediction", "attends_on_host", "chains", "expert_seconds", "place_policy", "predict"]
+__all__ = ["FORMS", "Form", "Prediction", "chains", "expert_seconds", "place_policy", "predict"]
 
 Form: TypeAlias = Literal["nearflash", "released", "paper"]
 FORMS: tuple[Form, ...] = ("nearflash", "released", "paper")
@@ -218,11 +218,6 @@ def _without_overlap(prefill: dict[str, float]) -> float:
     return sum(prefill.values()) - back + left
 
 
-def attends_on_host(machine: Machine, cache_bits: int) -> bool:
-    """Whether the host can attend to what lies there; beside a GPU codes of 4 bits cross, which are expanded faster."""
-    return machine.links.one_memory or cache_bits == 16
-
-
 def place_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) -> OffloadPolicy:
     """The policy as the machine's runtime follows it: a GPU attends to a cache of 4 bits; where it places tensors,
     shares of weights become theirs.
@@ -230,7 +225,9 @@ def place_policy(shape: ModelShape, machine: Machine, policy: OffloadPolicy) -> 
     FlexGen puts a tensor where its middle falls when a layer's (attention's, and the FFN's) lie in a row: disk first,
     then host, then GPU.
     """
-    policy = replace(policy, cpu_attention=policy.cpu_attention and attends_on_host(machine, policy.cache_bits))
+    policy = replace(
+        policy, cpu_attention=policy.cpu_attention and attends_on_host(machine.links.one_memory, policy.cache_bits)
+    )
     if not machine.schedule.places_tensors:
         return policy
     totals = {"gpu": 0.0, "host": 0.0, "disk": 0.0}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["STAGED_TENSORS", "VISITS_AHEAD", "OffloadPolicy", "Shares", "prefill_tokens"]
+__all__ = ["STAGED_TENSORS", "VISITS_AHEAD", "OffloadPolicy", "Shares", "attends_on_host", "prefill_tokens"]
 
 VISITS_AHEAD = 2
 """Visits of a layer by a batch whose KV cache is loaded before their turn."""
@@ -17,6 +17,11 @@ STAGED_TENSORS = 4
 _CLOSE = 1e-6
 _PREFILL_TOKENS = 1024
 """That keep a processor or a GPU busy."""
+
+
+def attends_on_host(one_memory: bool, cache_bits: int) -> bool:
+    """Whether the host can attend to what lies there; beside a GPU codes of 4 bits cross, which are expanded faster."""
+    return one_memory or cache_bits == 16
 
 
 def prefill_tokens(sequences: int, tokens: int) -> int:

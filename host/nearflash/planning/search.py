@@ -15,9 +15,9 @@ import numpy as np
 from scipy.optimize import linprog
 
 from nearflash.abi.errors import PlanError
-from nearflash.planning.cost import Prediction, attends_on_host, chains, predict
+from nearflash.planning.cost import Prediction, chains, predict
 from nearflash.planning.memory import TIERS, Peak, bounds, peak_vectors, peaks
-from nearflash.planning.policy import OffloadPolicy, Shares
+from nearflash.planning.policy import OffloadPolicy, Shares, attends_on_host
 from nearflash.planning.profile import Machine
 from nearflash.planning.shapes import ModelShape
 from nearflash.planning.terms import VARIABLES, PolicyOptions, Vector, Workload, terms
@@ -133,7 +133,10 @@ def _programs(
 ) -> Iterator[tuple[float, PolicyOptions, Vector]]:
     """Seconds a sequence, options and shares of every linear program that has a solution."""
     every = itertools.product(space.cpu_attention, space.weight_bits, space.cache_bits)
-    kinds = dict.fromkeys((there and attends_on_host(machine, bits), weights, bits) for there, weights, bits in every)
+    one_memory = machine.links.one_memory
+    kinds = dict.fromkeys(
+        (there and attends_on_host(one_memory, bits), weights, bits) for there, weights, bits in every
+    )
     for cpu_attention, weight_bits, cache_bits in kinds:
         for size in _sizes(space.batch_sizes, space.max_sequences, space.groups):
             any_fits = False

@@ -17,7 +17,7 @@ from nearflash.offload.tiers.activations import Parked
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import DeviceLink, host_memory
 from nearflash.planning.placement import place_units
-from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy
+from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy, attends_on_host
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.profile import queue_backend
@@ -199,8 +199,11 @@ class Block:
         return plan
 
     def _attends_on_host(self, tier: str, form: KvForm) -> bool:
-        """Whether the host attends beside a GPU: codes of 4 bits cross the link, which the GPU expands faster."""
-        return self._policy.cpu_attention and not self._link.one_memory and tier != "gpu" and form.bits == 16
+        """Whether the host attends beside a GPU."""
+        one_memory = self._link.one_memory
+        return (
+            self._policy.cpu_attention and tier != "gpu" and not one_memory and attends_on_host(one_memory, form.bits)
+        )
 
 
 @dataclass(frozen=True)
