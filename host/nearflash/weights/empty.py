@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.core_model_loading import build_glob_alternation
 
 from nearflash.abi.errors import CommandError, NearflashError, UnsupportedError, WeightsError
+from nearflash.support.vector_math import prepare_vector_math
 from nearflash.weights.file import WeightsTensor
 from nearflash.weights.folder import CONFIG, ModelFolder
 from nearflash.weights.weights_map import TORCH_DTYPES
@@ -32,6 +33,7 @@ def empty_model(
     what most of the checkpoint is stored in. Raises WeightsError for far more layers than tensors, UnsupportedError for
     a configuration that transformers cannot build `model_class` from without code of the folder's own.
     """
+    prepare_vector_math()
     dtype = dtype or find_dtype(tensors)
     config = load_config(folder, causal=model_class is AutoModelForCausalLM)
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)

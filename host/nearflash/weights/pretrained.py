@@ -13,6 +13,7 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationMethod
 
 from nearflash.abi.errors import CommandError, WeightsError
+from nearflash.support.vector_math import prepare_vector_math
 from nearflash.weights.checkpoint import INDEX, SINGLE, is_compressed, open_checkpoint
 from nearflash.weights.convert import copy_others
 from nearflash.weights.converted import keep_converted
@@ -122,6 +123,7 @@ def own_dtype(name: str | Path) -> str:
 
 def _load(folder: ModelFolder, dtype: torch.dtype) -> Any:
     """A folder's model as transformers loads it, after a look at every tensor."""
+    prepare_vector_math()
     if folder.gguf is None:
         load_config(folder)
         settings = generation_config_of(folder.path)

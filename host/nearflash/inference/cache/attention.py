@@ -17,6 +17,7 @@ from nearflash.abi.errors import UnsupportedError
 from nearflash.inference.cache.decoder import check_decoder
 from nearflash.inference.cache.guard import guard
 from nearflash.inference.cache.predicted import RECORD, predict_for_engines
+from nearflash.support.vector_math import prepare_vector_math
 
 __all__ = ["NAME", "attach", "near_storage_attention"]
 
@@ -67,6 +68,7 @@ def attach(model: Any) -> Any:
     if isinstance(model, torch._dynamo.OptimizedModule):
         raise UnsupportedError("model must be attached before torch.compile, and called uncompiled with KV on flash")
     check_decoder(model)
+    prepare_vector_math()
     model.set_attn_implementation(NAME)
     predict_for_engines(model)
     return guard(model)

@@ -26,6 +26,7 @@ from nearflash.abi.errors import CommandError, NearflashError, NoGradientWarning
 from nearflash.abi.optimizers import OptimizerStep, Profile, StateFormat
 from nearflash.storage import StateStore
 from nearflash.storage.state.delta_log import WeightDelta
+from nearflash.support.vector_math import prepare_vector_math
 from nearflash.training.optimizers.store import OptimizerStore, snapshot_files
 from nearflash.training.step.arrays import arrays_of
 from nearflash.training.step.full_state import by_place, full_state
@@ -58,6 +59,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves unscaling to `step`, by grad_scale, found_inf
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
+        prepare_vector_math()
         self._settings = settings = StepSettings.of(type(self).__name__, options)
         self._report = Report() if settings.timeline is None else Report(settings.timeline)
         self._opened: OptimizerState | None = None
