@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(prediction, "measure_machine", lambda *given: measured.append(given) or found)
     monkeypatch.setattr(prediction, "idle_processors", lambda: 1024)
     monkeypatch.setattr(prediction, "_LEAST_S", 1e-9)
+    monkeypatch.setattr(prediction, "_product_rate", lambda: 100.0)
     monkeypatch.setattr("nearflash.bench.disk._PROBE_BYTES", 32 << 20)
     return measured
 
@@ -71,6 +73,29 @@ def test_a_busy_machine_is_measured_before_each_policy(sizes, machine, tmp_path,
     monkeypatch.setattr(prediction, "idle_processors", lambda: 0)
     rows = list(prediction.measure(tmp_path, sizes, seed=5, policies=2))
     assert len(machine) == 2 and all(row["processors_of_others"] > 0 for row in rows[:-1])
+
+
+def test_a_machine_that_became_slower_is_measured_again(sizes, machine, tmp_path, monkeypatch):
+    """Neighbours of a virtual machine take its processors without a trace in it."""
+    rates = iter([100.0] * 4 + [50.0] * 5)
+    monkeypatch.setattr(prediction, "_product_rate", lambda: next(rates))
+    monkeypatch.setattr(prediction, "random_policy", partial(_same_policy, prediction.random_policy))
+    first, second, last = prediction.measure(tmp_path, sizes, seed=5, policies=2)
+    assert len(machine) == 2 and not next(rates, None)
+    assert first["product_gflops_per_s"] == (100, 100, 100) and second["product_gflops_per_s"] == (50, 50, 50)
+    assert last["steady"] == 2 and last["steady_within_10_percent"] == last["error_within_10_percent"]
+
+
+def test_policies_beside_which_the_machine_changed_are_counted_apart(sizes, machine, tmp_path, monkeypatch):
+    rates = iter([100.0, 100.0, 100.0, 50.0])
+    monkeypatch.setattr(prediction, "_product_rate", lambda: next(rates))
+    row, last = prediction.measure(tmp_path, sizes, seed=5, policies=1)
+    assert row["product_gflops_per_s"] == (100, 100, 50)
+    assert (last["steady"], last["steady_within_10_percent"]) == (0, 0)
+
+
+def _same_policy(draw, random, layers, dim):
+    return draw(np.random.default_rng(5), layers, dim)
 
 
 def test_the_part_runs_with_the_threads_of_the_command(sizes, tmp_path, monkeypatch):

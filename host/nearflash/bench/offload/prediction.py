@@ -3,10 +3,15 @@
 Each row is one policy: shares of weights, KV cache and activations by tier, as the runtime places them, batches, bits,
 a format of the weights, an attention policy, prompts and new tokens, drawn with the `seed` of the row. Nothing is
 fitted to a policy: all are predicted from the machine's profile, which is measured in this run, as `nearflash plan`
-does. Where other programs compute meanwhile it is measured again before each policy, and the row has that.
+does. Where other programs compute meanwhile, of this machine or of others on the same processors, it is measured again
+before each policy, and the row has that.
 
 error: predicted over measured seconds a token, less one; the prompts' time is in both, loading the model is not, nor a
 first pass that touches its memory.
+
+product_gflops_per_s: of one product of matrices, at the profile, before the policy ran, and after. No profile predicts
+to 10 % what a machine computes that is not as fast by itself: policies between whose three rates there is more than
+that are counted apart.
 
     python -m nearflash.bench.offload.prediction PATH CONFIG SEED
 
@@ -24,6 +29,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -61,6 +68,8 @@ _PREFILL_TOKENS = 8192
 _LEAST_S = 4.0
 """That a policy is measured for, in whole runs."""
 _GOOD, _BAD = 0.1, 0.2
+_SIDE, _PRODUCT_S = 1024, 0.5
+"""Of the matrices of the product that shows how fast the machine is, and for how long it is repeated."""
 _BIT_PROBABILITY = 0.25
 
 
@@ -158,33 +167,55 @@ def measure(
     config: of a decoder whose sizes the model has; path: on the disk to measure; seed: None: a random one.
     """
     seed = secrets.randbelow(1 << 16) if seed is None else seed
-    random, errors = np.random.default_rng(seed), []
+    random, errors, steady = np.random.default_rng(seed), list[float](), list[bool]()
     with tempfile.TemporaryDirectory(prefix=".nearflash-prediction-", dir=path) as folder:
-        folders, machines = _Folders(config, Path(folder)), dict[str, Machine]()
+        folders, machines = _Folders(config, Path(folder)), dict[str, tuple[Machine, float]]()
         for number in range(policies):
             drawn = random_policy(random, kv_shape_of(config).layers, kv_shape_of(config).dim)
             busy = max(0, len(os.sched_getaffinity(0)) - idle_processors())
-            if busy or drawn.weights not in machines:
+            if busy or drawn.weights not in machines or not _is_steady(machines[drawn.weights][1], _product_rate()):
                 machines[drawn.weights] = _measure_machine(folders[drawn.weights], path)
-            row = _row(drawn, folders[drawn.weights], path, machines[drawn.weights])
+            machine, rate = machines[drawn.weights]
+            row = _row(drawn, folders[drawn.weights], path, machine, rate)
             errors.append(abs(row["error"]))
+            steady.append(_is_steady(*row["product_gflops_per_s"]))
             yield {"case": f"policy {number}", "seed": seed, **row, "processors_of_others": busy}
     yield {
         "case": "all", "seed": seed, "policies": policies, "error_within_10_percent": sum(e <= _GOOD for e in errors),
         "error_above_20_percent": sum(e > _BAD for e in errors), "worst_error": max(errors),
+        "steady": sum(steady),
+        "steady_within_10_percent": sum(e <= _GOOD for e, same in zip(errors, steady, strict=True) if same),
         "of": "predicted over measured seconds a token, less one",
     }  # fmt: skip
 
 
-def _measure_machine(folder: Path, path: Path) -> Machine:
+def _measure_machine(folder: Path, path: Path) -> tuple[Machine, float]:
+    """The machine's profile, and the product's rate around it."""
     shape, _ = model_shape(folder)
-    return measure_machine(path, "bfloat16", (folder, shape))
+    before = _product_rate()
+    machine = measure_machine(path, "bfloat16", (folder, shape))
+    return machine, fmean((before, _product_rate()))
 
 
-def _row(drawn: RandomPolicy, folder: Path, path: Path, machine: Machine) -> dict[str, Any]:
+def _product_rate() -> float:
+    """Billions of operations a second of a product in bf16, as a model's layers do it."""
+    states, weights = (torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16) for _ in range(2))
+    start, products = perf_counter(), 0
+    while (seconds := perf_counter() - start) < _PRODUCT_S or not products:
+        torch.nn.functional.linear(states, weights)
+        products += 1
+    return 2 * _SIDE**3 * products / seconds / 1e9
+
+
+def _is_steady(*rates: float) -> bool:
+    return max(rates) <= (1 + _GOOD) * min(rates)
+
+
+def _row(drawn: RandomPolicy, folder: Path, path: Path, machine: Machine, product_rate: float) -> dict[str, Any]:
     predicted, policy, held = _predict(drawn, folder, machine)
-    rate = disk_rate(path)
+    rate, before = disk_rate(path), _product_rate()
     prefill_s, decode_s, report = _run(drawn, folder, path)
+    rates = product_rate, before, _product_rate()
     tokens = predicted.generated_tokens
     return {
         "predicted_s_per_token": predicted.seconds / tokens, "measured_s_per_token": (prefill_s + decode_s) / tokens,
@@ -193,6 +224,7 @@ def _row(drawn: RandomPolicy, folder: Path, path: Path, machine: Machine) -> dic
         "predicted_parts_s": {"prefill": predicted.prefill, "decode": predicted.decode}, "waits": report.seconds,
         "weights": drawn.weights, "attention": str(drawn.attention.mode) if drawn.attention else "dense",
         "workload": asdict(drawn.workload), "policy": asdict(policy), "read_gb_per_s": rate,
+        "product_gflops_per_s": rates,
         "peak_bytes": report.peak_bytes, "planned_peak_bytes": held,
         "unit": "seconds a new token of all sequences, prompts included",
     }  # fmt: skip
