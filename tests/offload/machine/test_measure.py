@@ -9,7 +9,7 @@ from nearflash.offload.cache.host_attention import attend_halves
 from nearflash.offload.machine import measure, measure_layer
 from nearflash.offload.machine.machine_file import available_bytes
 from nearflash.offload.machine.shape import measure_shape
-from nearflash.offload.machine.stopwatch import seconds_of
+from nearflash.offload.machine.stopwatch import seconds_between, seconds_of
 from nearflash.planning.profile import machine_toml, parse_machine
 from nearflash.planning.shapes import from_config
 from nearflash.storage.io.measure import Rate
@@ -117,6 +117,20 @@ def test_seconds_are_the_median_after_warming_up():
     calls = []
     assert 0 <= seconds_of(torch.device("cpu"), lambda: calls.append(1), repeats=3) < 1
     assert len(calls) == 4
+
+
+def test_both_of_a_pair_are_timed_on_a_machine_that_is_as_fast(monkeypatch):
+    """A machine that becomes slower by half between the first and the last pair."""
+    now, second = [0.0], [1.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def work(seconds):
+        now[0] += seconds * second[0]
+        second[0] *= 1.01
+
+    difference = seconds_between(torch.device("cpu"), lambda: work(3.0), lambda: work(1.0), least_s=60.0)
+    assert difference == pytest.approx(2.0, rel=0.25)
+    assert now[0] >= 60
 
 
 def test_what_is_lost_beside_each_other():

@@ -7,6 +7,7 @@ time beside them; all of it is in what a layer takes.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModel
 
 from nearflash.abi.errors import UnsupportedError
 from nearflash.offload.machine.machine_file import available_bytes
-from nearflash.offload.machine.stopwatch import seconds_of
+from nearflash.offload.machine.stopwatch import seconds_between
 from nearflash.planning.shapes import ModelShape
 from nearflash.weights.empty import load_config, name_errors
 from nearflash.weights.folder import open_folder
@@ -27,6 +28,8 @@ STEP_TOKENS = (1, 4, 16, 32, 64, 128, 256)
 """Of products of few tokens."""
 _PREFILL = (16, 128)
 """Sequences and tokens of each."""
+_PREFILL_S, _STEP_S = 3.0, 0.5
+"""That a prefill, and a step of so many tokens, is timed for."""
 _LAYERS, _LEAST_BYTES = 25, 384 << 20
 """At most so many layers, and weights of which the caches hold little."""
 _MEMORY_SHARE = 0.25
@@ -67,16 +70,13 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
         return None
     with torch.inference_mode():
 
-        def seconds(sequences: int, tokens: int, repeats: int) -> float:
+        def seconds(sequences: int, tokens: int, least_s: float) -> float:
             ids = torch.zeros(sequences, tokens, dtype=torch.long, device=device)
-            alone, all_of_them = (
-                seconds_of(device, lambda: decoder(input_ids=ids, use_cache=False), repeats)  # noqa: B023
-                for decoder in (single, several)
-            )
-            return max((all_of_them - alone) / (count - 1), 1e-7)
+            of_all, of_one = (partial(decoder, input_ids=ids, use_cache=False) for decoder in (several, single))
+            return max(seconds_between(device, of_all, of_one, least_s) / (count - 1), 1e-7)
 
-        prefill = seconds(*_PREFILL, repeats=3)
-        steps = [seconds(tokens, 1, repeats=10) for tokens in STEP_TOKENS]
+        prefill = seconds(*_PREFILL, _PREFILL_S)
+        steps = [seconds(tokens, 1, _STEP_S) for tokens in STEP_TOKENS]
     return LayerRates.of(layer.active_parameters, size, steps, _PREFILL[0] * _PREFILL[1], prefill)
 
 

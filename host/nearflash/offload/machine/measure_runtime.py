@@ -4,10 +4,10 @@ Threads are woken, buffers handed over, parameters bound; where processors compu
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -22,7 +22,7 @@ __all__ = ["VisitSeconds", "tiny_decoder", "visit_seconds"]
 _FEW, _MANY = 2, 10
 """Layers of which the difference is taken."""
 _SEQUENCES, _BATCHES, _PROMPT_TOKENS, _STEPS = 4, 4, 4, 16
-_REPEATS = 3
+_REPEATS = 5
 _CHOOSING = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=1, local_window=1)
 _CHOSEN_TOKENS = 132
 """Of prompts that have several KV page groups to choose among."""
@@ -62,21 +62,31 @@ class VisitSeconds:
 
 
 def visit_seconds(device: torch.device, dtype: torch.dtype, folder: Path) -> VisitSeconds:
-    """Seconds of the runtime for each layer, pass and batch. Raises what the disk raises."""
-    few, many = (_seconds(layers, device, dtype, folder) for layers in (_FEW, _MANY))
-    return VisitSeconds.of(few, many, _seconds(_MANY, device, dtype, folder, _CHOOSING))
+    """Seconds of the runtime for each layer, pass and batch. Raises what the disk raises.
+
+    Runs with few and with many layers take turns: a machine that becomes slower does so for both.
+    """
+    with ExitStack() as stack:
+        few, many = (stack.enter_context(_open_decoder(layers, device, dtype, folder)) for layers in (_FEW, _MANY))
+        cases: list[tuple[OffloadedModel, AttentionPolicy | None]] = [(few, None), (many, None), (many, _CHOOSING)]
+        turns = [[_seconds(model, attention) for model, attention in cases] for _ in range(_REPEATS)]
+    return VisitSeconds.of(*map(list, zip(*turns, strict=True)))
 
 
-def _seconds(
-    layers: int, device: torch.device, dtype: torch.dtype, folder: Path, attention: AttentionPolicy | None = None
-) -> list[tuple[float, float]]:
-    """Seconds of a step of decode and of prefill, of each of some runs; attention: by an engine, of longer prompts."""
+@contextmanager
+def _open_decoder(layers: int, device: torch.device, dtype: torch.dtype, folder: Path) -> Iterator[OffloadedModel]:
+    """A decoder of tiny layers, all of them on the disk of a folder."""
     policy = OffloadPolicy(_SEQUENCES, _BATCHES, Shares(disk=1), Shares(disk=1), Shares(gpu=1))
-    rows = [[1] * (_PROMPT_TOKENS if attention is None else _CHOSEN_TOKENS) for _ in range(policy.block_size)]
     with tempfile.TemporaryDirectory(prefix=".nearflash-measure-", dir=folder) as model:
         with silent_transformers():
             LlamaForCausalLM(tiny_decoder(layers)).to(dtype).save_pretrained(model)
         with OffloadedModel(model, policy, device=device.type, scratch=folder) as opened:
-            options: dict[str, Any] = {"max_new_tokens": _STEPS, "stop_tokens": [], "attention": attention}
-            reports = [opened.generate(rows, **options).report for _ in range(_REPEATS)]
-    return [(report.decode_s / (_STEPS - 1), report.prefill_s) for report in reports]
+            yield opened
+
+
+def _seconds(model: OffloadedModel, attention: AttentionPolicy | None) -> tuple[float, float]:
+    """Seconds of a step of decode and of prefill; attention: by an engine, of longer prompts."""
+    tokens = _PROMPT_TOKENS if attention is None else _CHOSEN_TOKENS
+    rows = [[1] * tokens for _ in range(model.policy.block_size)]
+    report = model.generate(rows, max_new_tokens=_STEPS, stop_tokens=[], attention=attention).report
+    return report.decode_s / (_STEPS - 1), report.prefill_s

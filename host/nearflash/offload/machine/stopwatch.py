@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["finish", "seconds_of"]
+__all__ = ["finish", "seconds_between", "seconds_of"]
+
+_LEAST_PAIRS = 3
 
 
 def finish(device: torch.device) -> None:
@@ -18,11 +20,28 @@ def finish(device: torch.device) -> None:
 
 def seconds_of(device: torch.device, work: Callable[[], Any], repeats: int = 10) -> float:
     """The median of some repeats, after one that warms up."""
-    seconds = []
-    for _ in range(repeats + 1):
-        finish(device)
-        start = time.perf_counter()
-        work()
-        finish(device)
-        seconds.append(time.perf_counter() - start)
-    return median(seconds[1:])
+    _time(device, work)
+    return median(_time(device, work) for _ in range(repeats))
+
+
+def seconds_between(
+    device: torch.device, longer: Callable[[], Any], shorter: Callable[[], Any], least_s: float
+) -> float:
+    """How much longer one takes than the other: the median of pairs, which go on for `least_s` seconds.
+
+    A machine that becomes slower meanwhile is so for both of a pair.
+    """
+    for work in (shorter, longer):
+        _time(device, work)
+    pairs = list[tuple[float, float]]()
+    while len(pairs) < _LEAST_PAIRS or sum(map(sum, pairs)) < least_s:
+        pairs.append((_time(device, longer), _time(device, shorter)))
+    return median(more - less for more, less in pairs)
+
+
+def _time(device: torch.device, work: Callable[[], Any]) -> float:
+    finish(device)
+    start = time.perf_counter()
+    work()
+    finish(device)
+    return time.perf_counter() - start
