@@ -22,7 +22,7 @@ __all__ = ["VisitSeconds", "tiny_decoder", "visit_seconds"]
 _FEW, _MANY = 2, 10
 """Layers of which the difference is taken."""
 _SEQUENCES, _BATCHES, _PROMPT_TOKENS, _STEPS = 4, 4, 4, 16
-_REPEATS = 5
+_REPEATS = 3
 _CHOOSING = AttentionPolicy(AttentionMode.SPARF_PAGE, top_k=1, local_window=1)
 _CHOSEN_TOKENS = 132
 """Of prompts that have several KV page groups to choose among."""
