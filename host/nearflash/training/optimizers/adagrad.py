@@ -14,6 +14,8 @@ __all__ = ["NearStorageAdagrad"]
 class NearStorageAdagrad(NearStorageOptimizer):
     """torch.optim.Adagrad with its state on flash; sums begin with zero."""
 
+    _name = "adagrad"
+
     def __init__(
         self,
         params: Iterable[Any],

@@ -31,7 +31,7 @@ class NearStorageAdamW(NearStorageOptimizer):
     ) -> None:
         if amsgrad:
             raise CommandError(_NO_AMSGRAD)
-        self._decoupled = decoupled
+        self._decoupled, self._name = decoupled, "adamw" if decoupled else "adam"
         scalars = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, scalars | {"maximize": maximize}, **options)
 

@@ -13,6 +13,8 @@ __all__ = ["NearStorageLion"]
 class NearStorageLion(NearStorageOptimizer):
     """Lion with its state on flash, with the arguments of its authors' optimizer; torch has none."""
 
+    _name = "lion"
+
     def __init__(
         self,
         params: Iterable[Any],

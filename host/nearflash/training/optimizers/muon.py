@@ -25,6 +25,7 @@ class NearStorageMuon(NearStorageOptimizer):
     """
 
     _elementwise: ClassVar[bool] = False
+    _name = "muon"
 
     def __init__(
         self,

@@ -55,6 +55,8 @@ class NearStorageOptimizer(torch.optim.Optimizer):
 
     _elementwise: ClassVar[bool] = True
     """Whether the update of an element depends on that element alone, so that shards can be updated."""
+    _name: str = ""
+    """What states are marked with, and compared by: optimizers may store the same arrays. Empty: not at all."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves unscaling to `step`, by grad_scale, found_inf
 
@@ -67,7 +69,7 @@ class NearStorageOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         rules = [self._check_rule(group, step=1) for group in self.param_groups]
         arrays = arrays_of(rules, settings.compression)
-        self._opened = OptimizerState(self.param_groups, arrays, settings, self._report)
+        self._opened = OptimizerState(self.param_groups, arrays, settings, self._report, self._name)
         self._store = OptimizerStore(self._find_store, settings.paths)
         self._worker.at_end(self._opened.make_finalizer())
         self._runner = StepRunner(

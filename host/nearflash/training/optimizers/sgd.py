@@ -13,6 +13,8 @@ __all__ = ["NearStorageSGD"]
 class NearStorageSGD(NearStorageOptimizer):
     """torch.optim.SGD with its state on flash; without momentum nothing is stored beside the parameters."""
 
+    _name = "sgd"
+
     def __init__(
         self,
         params: Iterable[Any],

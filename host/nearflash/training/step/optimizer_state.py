@@ -2,7 +2,6 @@
 
 import contextlib
 import secrets
-import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearflash.abi.errors import CommandError, LostStepWarning, NearflashError, StateError, StorageFullError
+from nearflash.abi.errors import CommandError, LostStepWarning, NearflashError, StateError
 from nearflash.abi.kernel.commands import CopyFormat
 from nearflash.abi.kernel.config import UpdateConfig
 from nearflash.abi.optimizers import MasterFormat
@@ -31,7 +30,6 @@ from nearflash.storage.state.delta_log import (
     log_folder,
     read_deltas,
 )
-from nearflash.storage.state.layout import StateLayout
 from nearflash.storage.state.superblock import Stamp
 from nearflash.training.gradients.compression import Compressor
 from nearflash.training.step.extent_update import ExtentUpdate
@@ -43,6 +41,7 @@ from nearflash.training.step.report import Report
 from nearflash.training.step.schedule import Schedule, Step
 from nearflash.training.step.scratch import GradientScratch
 from nearflash.training.step.settings import StepSettings
+from nearflash.training.step.state_checks import check_mark, check_room, mark_of
 from nearflash.training.step.streamed import is_streamed
 from nearflash.training.step.transfer import HOST_ARRAYS, build_of
 
@@ -59,9 +58,16 @@ class OptimizerState:
     store: StateStore
 
     def __init__(
-        self, groups: Sequence[dict[str, Any]], arrays: Sequence[StateArray], settings: StepSettings, report: Report
+        self,
+        groups: Sequence[dict[str, Any]],
+        arrays: Sequence[StateArray],
+        settings: StepSettings,
+        report: Report,
+        optimizer: str,
     ) -> None:
+        """optimizer: the name that the state is marked with; empty marks and compares nothing."""
         self._report, self._settings, self._arrays = report, settings, arrays
+        self._mark = mark_of(optimizer)
         self._schedule: Schedule
         self._compressor: Compressor | None = None
         self._closed = False
@@ -163,7 +169,7 @@ class OptimizerState:
             with self._report.timeline.span("commit"):
                 held = self.store.metadata.get(RESERVED, {})
                 own = {name: held[name] for name in (UNCOUNTED, ACCEPTED) if name in held}
-                reserved = metadata.get(RESERVED, {}) | own
+                reserved = metadata.get(RESERVED, {}) | own | self._mark
                 values = {**metadata, RESERVED: reserved} if reserved else metadata
                 self._log_delta(tensors)
                 self.store.commit(steps, values, self.flat.extents_of(tensors))
@@ -220,7 +226,7 @@ class OptimizerState:
         try:
             self.store.check_names()
             flat = self._flatten(groups, self._settings.new_extent_params, also)
-            self._check_room(flat)
+            check_room(self.store, flat.manifest)
         except BaseException:
             self._arrays = held
             raise
@@ -260,6 +266,7 @@ class OptimizerState:
         The snapshot's files stay; what was trained since it is gone.
         """
         self.flat.check_memory()
+        check_mark(snapshot, self._mark)
         manifest, of = self.store.manifest, f"of the snapshot {snapshot.paths[0]}"
         described = {(entry.name, entry.shape, entry.dtype) for entry in manifest.tensors}
         for entry in snapshot.manifest.tensors:
@@ -319,18 +326,6 @@ class OptimizerState:
             raise
         self._schedule.forget()
         self.flat.note_contents()
-
-    def _check_room(self, flat: FlatParameters) -> None:
-        manifest, ratio = flat.manifest, self.store.stripe_ratio
-        size_bytes = StateLayout(manifest, 0, manifest.extents).extents_bytes
-        for path, part in zip(self.store.paths, ratio, strict=True):
-            need = size_bytes * part // sum(ratio)
-            free_bytes = shutil.disk_usage(path.parent).free + path.stat().st_size
-            if path.is_file() and free_bytes < need:
-                raise StorageFullError(
-                    f"{path} must have room for {need} bytes, not {free_bytes}, to begin again with these tensors; "
-                    "free it, or construct a new optimizer on another disk"
-                )
 
     def reload(self) -> None:
         """Bring tensors, device memory and residual to the store's step, which was changed apart from them."""
@@ -421,6 +416,7 @@ class OptimizerState:
             self.flat.manifest,
             profile=str(self._settings.profile),
             initial=self.flat.put_parameters,
+            metadata={RESERVED: self._mark} if self._mark else {},
             stripe_ratio=self._settings.stripe_ratio,
             direct=self._settings.direct,
         )
@@ -436,6 +432,7 @@ class OptimizerState:
                 raise StateError(f'resume="exact" must find the newest step: {lost}') from lost
         with contextlib.ExitStack() as on_error:
             on_error.callback(store.close)
+            check_mark(store, self._mark)
             if store.manifest.master != self._settings.master:
                 raise StateError(
                     f"master must be {str(store.manifest.master)!r} as in {self._paths[0]}, not "
