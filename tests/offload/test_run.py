@@ -96,7 +96,7 @@ def test_another_models_results_are_refused(saved, tmp_path, prompts):
 
 def test_prompts_of_text_need_a_tokenizer(saved):
     folder, _ = saved("llama")
-    with pytest.raises(UnsupportedError, match="its tokenizer must be such that transformers reads it"):
+    with pytest.raises(CommandError, match=f"{folder} has no tokenizer, .*: copy tokenizer_config.json"):
         generate(folder, ["Once upon a time"], policy(1, 1), max_new_tokens=2)
 
 

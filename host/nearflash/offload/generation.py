@@ -39,6 +39,7 @@ from nearflash.offload.weights.options import check_weight_options
 from nearflash.offload.weights.skeleton import Skeleton, find_weights, open_skeleton
 from nearflash.planning.placement import place_units
 from nearflash.planning.policy import OffloadPolicy
+from nearflash.weights.folder import has_tokenizer
 from nearflash.weights.on_device import DeviceExpander
 from nearflash.weights.pretrained import load_tokenizer
 from nearflash.weights.sources import Source
@@ -139,15 +140,12 @@ class OffloadedModel:
     def tokenizer(self) -> Any:
         """The folder's tokenizer, padding on the left; loaded at its first use. Raises CommandError without one."""
         if self._tokenizer is None:
-            try:
-                self._tokenizer = load_tokenizer(self.skeleton.folder)
-            except (OSError, ValueError) as error:
-                raise CommandError(f"model must have a tokenizer for prompts of text ({error})") from error
+            self._tokenizer = load_tokenizer(self.skeleton.folder)
         return self._tokenizer
 
     def text_of(self, tokens: list[int]) -> str:
         """The text of tokens; empty where the model has no tokenizer."""
-        if self._tokenizer is None and not (self.skeleton.folder / "tokenizer_config.json").is_file():
+        if self._tokenizer is None and not has_tokenizer(self.skeleton.folder):
             return ""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 

@@ -183,12 +183,12 @@ def load_model(folder: Path, dtype: str) -> tuple[Any, Any]:
     beside the weights or quantised weights, which training would lose.
     """
     from nearflash.weights import pretrained
+    from nearflash.weights.folder import has_tokenizer
 
     verbose = environ.get("HF_HUB_DISABLE_PROGRESS_BARS") == "0"
     model = pretrained.load_model(folder, dtype, verbose=verbose, adapter="rejected", quantized=False, gguf=False)
     model.config.use_cache = False
-    has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    tokenizer = pretrained.load_tokenizer(folder) if has_tokenizer else None
+    tokenizer = pretrained.load_tokenizer(folder) if has_tokenizer(folder) else None
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 

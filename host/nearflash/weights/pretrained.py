@@ -18,7 +18,7 @@ from nearflash.weights.checkpoint import INDEX, SINGLE, is_compressed, open_chec
 from nearflash.weights.convert import copy_others
 from nearflash.weights.converted import keep_converted
 from nearflash.weights.empty import empty_model, generation_config_of, load_config, name_errors
-from nearflash.weights.folder import SMOLLM2, ModelFolder, open_folder
+from nearflash.weights.folder import SMOLLM2, ModelFolder, has_tokenizer, open_folder
 from nearflash.weights.loading import load, merge_adapter
 from nearflash.weights.sources import sources_of
 
@@ -86,6 +86,11 @@ def load_tokenizer(name: str | Path, *, verbose: bool = False) -> Any:
 
 
 def _load_tokenizer(folder: ModelFolder) -> Any:
+    if folder.gguf is None and not has_tokenizer(folder.path):
+        raise CommandError(
+            f"{folder.path} has no tokenizer, which prompts and texts need: copy tokenizer_config.json and "
+            "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) there from where the weights come from"
+        )
     with name_errors(folder.path, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             folder.path, local_files_only=True, trust_remote_code=False, padding_side="left", **_options(folder)
