@@ -292,10 +292,20 @@ def test_batches_depend_on_step_and_seed_alone():
 def test_short_or_foreign_tokens(tmp_path):
     with pytest.raises(CommandError, match="at least 50 tokens"):
         Data(torch.arange(40), seq_length=50, batch_size=1, seed=0)
-    for array in (np.array([5, 97]), np.array([-1]), np.array([0.5])):
+    for array in (np.array([5, 97]), np.array([-1])):
         np.save(tmp_path / "x.npy", array)
-        with pytest.raises(CommandError, match="data must be token ids below 97"):
+        with pytest.raises(
+            CommandError, match=f"data must be token ids below 97, .* are {array.min()} to {array.max()}"
+        ):
             load_tokens(tmp_path / "x.npy", None, 97)
+
+
+@pytest.mark.parametrize("array", [np.array([0.5]), np.array(3), np.array([True]), np.ones((2, 3), int)])
+def test_tokens_are_one_row_of_integers(tmp_path, array):
+    """Several rows were joined in silence, across the ends of their texts."""
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(CommandError, match=r"one row of integers.* of shape"):
+        load_tokens(tmp_path / "x.npy", None, 97)
 
 
 def test_data_without_tokens_are_named(tmp_path):

@@ -218,10 +218,15 @@ def load_tokens(path: Path, tokenizer: Callable[..., Any] | None, vocabulary: in
         raise CommandError(f"data must be a readable text or .npy file, not {str(path)!r}: {error}") from error
     if isinstance(array, np.ndarray) and not array.size:
         raise CommandError(f"data must have tokens, but {str(path)!r} has none")
-    if (
-        not isinstance(array, np.ndarray)
-        or array.dtype.kind not in "iu"
-        or not 0 <= array.min() <= array.max() < vocabulary
-    ):
-        raise CommandError(f"data must be token ids below {vocabulary}, not those of {str(path)!r}")
-    return torch.from_numpy(array.reshape(-1).astype(np.int64))
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
+        given = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "an archive"
+        raise CommandError(
+            f"data must be one row of integers, token ids in their order, but {str(path)!r} holds {given}: save "
+            "the row (of several rows numpy.concatenate makes one)"
+        )
+    if not 0 <= array.min() <= array.max() < vocabulary:
+        raise CommandError(
+            f"data must be token ids below {vocabulary}, but those of {str(path)!r} are {array.min()} to "
+            f"{array.max()}: take the model's own tokenizer"
+        )
+    return torch.from_numpy(array.astype(np.int64))
