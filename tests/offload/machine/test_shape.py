@@ -39,6 +39,7 @@ FAMILIES = {
     "opt": ("OPTConfig", {**SMALL, "ffn_dim": 256, "word_embed_proj_dim": 64}),
     "opt-projected": ("OPTConfig", {**SMALL, "ffn_dim": 256, "word_embed_proj_dim": 32}),
     "gpt-neox": ("GPTNeoXConfig", {**SMALL, "intermediate_size": 256}),
+    "gpt-neox, a key of others": ("GPTNeoXConfig", {**SMALL, "intermediate_size": 256, "num_key_value_heads": 2}),
     "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 1000}),
     "stablelm": ("StableLmConfig", GQA),
     "starcoder2": ("Starcoder2Config", GQA),

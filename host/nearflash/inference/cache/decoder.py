@@ -48,14 +48,22 @@ def head_counts(layer: Any) -> tuple[int, int]:
     """KV heads, as a cache is given them, and head dimension of a layer's configuration.
 
     One KV head where it states `multi_query`; all heads where it states a decoder that repeats them before the cache.
+    Keys that are none of its family's, such as GPT-NeoX's num_key_value_heads, decide nothing, as in transformers.
     """
     heads = layer.num_attention_heads
     dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
-    if getattr(layer, "new_decoder_architecture", False):
+    if _read_known(layer, "new_decoder_architecture"):
         return heads, dim
-    if getattr(layer, "multi_query", False):
+    if _read_known(layer, "multi_query"):
         return 1, dim
-    return getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_kv_heads", None) or heads, dim
+    return _read_known(layer, "num_key_value_heads") or _read_known(layer, "num_kv_heads") or heads, dim
+
+
+def _read_known(layer: Any, name: str) -> Any:
+    """A key of a configuration, which has any that its file states; None for one that its family does not know."""
+    known = getattr(type(layer), "__dataclass_fields__", None)  # none of code that came with a model
+    mapped = getattr(type(layer), "attribute_map", {})
+    return getattr(layer, name, None) if known is None or name in known or name in mapped else None
 
 
 def check_decoder(model: Any) -> None:
