@@ -157,7 +157,7 @@ def _train(arguments: argparse.Namespace) -> int:
     seed_generators(arguments.seed)
     with kind(model.named_parameters(), lr=arguments.lr, **_options(arguments)) as optimizer:
         if optimizer.steps:
-            print(f"resuming from step {optimizer.steps} of {optimizer.store.path}", file=sys.stderr)
+            print(f"resuming from step {optimizer.steps} of {_files(optimizer)}", file=sys.stderr)
         for progress in fine_tune(model, data, optimizer, arguments.steps, digest=digest):
             _print_progress(progress)
         print("\n".join(_summary(optimizer)), file=sys.stderr)
@@ -265,13 +265,16 @@ def _summary(optimizer: "NearStorageOptimizer") -> list[str]:
     }
     stalls = ", ".join(f"{name} {100 * share:.0f} %" for name, share in report.stalls.fractions.items())
     return [
-        f"{traffic.steps} steps to step {optimizer.steps} of {', '.join(map(str, optimizer.store.paths))}; "
-        f"{report.skipped_steps} skipped",
+        f"{traffic.steps} steps to step {optimizer.steps} of {_files(optimizer)}; {report.skipped_steps} skipped",
         "bytes a parameter and step: "
         + ", ".join(f"{name} {size / params:.2f}" for name, size in links.items())
         + f"; p, m and v over the host link would be {traffic.conventional_bytes / params:.0f}",
         f"the last step waited for: {stalls or 'nothing'}",
     ]
+
+
+def _files(optimizer: "NearStorageOptimizer") -> str:
+    return ", ".join(map(str, optimizer.store.paths))
 
 
 def _count(text: str) -> int:

@@ -33,7 +33,7 @@ def test_a_summary_says_where_no_flash_was_read():
     ("policy", "factor"), [(AttentionPolicy(), 1.0), (AttentionPolicy(AttentionMode.SPARF_PAGE), 1.125)]
 )
 def test_an_estimate_has_the_bytes_that_will_be_written(tmp_path, policy, factor):
-    (line,) = list(estimate(SHAPE, policy, 1000, 2, tmp_path / "kv"))
+    (line,) = list(estimate(SHAPE, policy, 1000, 2, [tmp_path / "kv"]))
     size = 1000 * 2 * SHAPE.token_bytes * factor / 1e6
     assert f"up to {size:.1f} MB are written to {tmp_path / 'kv'} (" in line and "GB are free there" in line
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from nearflash.cli import main as cli
+from nearflash.inference.commands import console
 from nearflash.inference.commands.console import estimate
 from nearflash.inference.policy.policy import AttentionPolicy
 from nearflash.offload.commands import generate
 from nearflash.offload.commands.options import _size
 from nearflash.storage.io.measure import Rate
-from nearflash.storage.io.profile import keep_profile
+from nearflash.storage.io.profile import DriveProfile, keep_profile
 from nearflash.storage.kv import KvShape
 
 MODEL = Path(__file__).parents[2] / "data/doclm-7m"
@@ -92,18 +93,42 @@ def test_a_seed_decides_what_is_sampled(capsys):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize("drawn", [(), ("--temperature", "0")])
+def test_a_seed_where_nothing_is_drawn_is_refused(capsys, drawn):
+    """It was ignored, and each seed gave the same text."""
+    code, _, err = run(capsys, "generate", "--model", str(MODEL), "Water is", "--seed", "1", *drawn)
+    assert code == 2 and "seed must be given with a temperature above 0: else nothing is drawn" in err
+
+
+@pytest.mark.parametrize(("rates", "seconds"), [((3.0, 1.0), 0.246), ((3.0, 3.0), 0.246), ((3.0, 0.5), 0.492)])
+def test_the_estimate_names_all_files_and_the_slowest_drive(tmp_path, monkeypatch, rates, seconds):
+    """Of two files the first was named alone, with its drive's rate for all bytes. Equal rates: one drive has both."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    profiles = {
+        folder: DriveProfile("2026-02-03", (Rate("read", 1 << 20, 2, rate, rate, rate),))
+        for folder, rate in zip(folders, rates, strict=True)
+    }
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.setattr(console, "find_profile", profiles.get)
+    files = [folder / "kv" for folder in folders]
+    first, known = estimate(KvShape(30, 3, 64), AttentionPolicy(), 32000, 4, files, (2.0, 1.0))
+    assert f"to {files[0]} (" in first and f" and {files[1]} (" in first and first.count("GB are free there") == 2
+    assert f"(measured 2026-02-03) reading all K and V would take {seconds} s a token" in known
+
+
 def test_the_estimate_names_rates_that_were_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     shape, policy = KvShape(30, 3, 64), AttentionPolicy("sparf-page")
-    first, unknown = estimate(shape, policy, 32000, 4, tmp_path / "kv")
+    first, unknown = estimate(shape, policy, 32000, 4, [tmp_path / "kv"])
     assert first.startswith("K and V of up to 32000 tokens x 4: up to 3317.8 MB are written to ") and "kv (" in first
     assert (
         unknown == f"the drive's rates are not known: nearflash devices --measure {tmp_path} keeps them for estimates"
     )
     keep_profile(tmp_path, [Rate("read", 1 << 20, 2, 3.0, 3.0, 3.0)], "2026-02-03")
-    _, known = estimate(shape, policy, 32000, 4, tmp_path / "kv")
+    _, known = estimate(shape, policy, 32000, 4, [tmp_path / "kv"])
     assert known.startswith("at its 3.0 GB/s (measured 2026-02-03) reading all K and V would take 0.246 s a token")
-    assert len(list(estimate(shape, policy, 100, 1, None))) == 1
+    assert len(list(estimate(shape, policy, 100, 1, [None]))) == 1
 
 
 def test_prompts_that_are_not_utf_8(capsys, tmp_path):

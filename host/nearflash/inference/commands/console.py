@@ -2,7 +2,9 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -11,7 +13,7 @@ from nearflash.device import available_devices
 from nearflash.device.registry import full_name
 from nearflash.inference.policy.estimate import read_seconds
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
-from nearflash.storage.io.profile import find_profile
+from nearflash.storage.io.profile import DriveProfile, find_profile
 from nearflash.storage.kv import KvShape
 from nearflash.support.files import read_text
 from nearflash.support.progress import print_step
@@ -82,28 +84,38 @@ def check_device(device: str) -> None:
             ) from error
 
 
-def estimate(shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: int, path: Path | None) -> Iterator[str]:
-    """Lines: bytes that will be written, room, and what the drive allows at most, where it was measured.
+def estimate(
+    shape: KvShape, policy: AttentionPolicy, tokens: int, sequences: int, paths: Sequence[Path | None],
+    ratio: Sequence[float] | None = None,
+) -> Iterator[str]:  # fmt: skip
+    """Lines: bytes that will be written, room, and what the drives allow at most, where they were measured.
 
-    tokens: of the longest sequence. Pages lie in a file.
+    tokens: of the longest sequence. paths: the files of pages, None for a temporary one; ratio: KV heads of each.
     """
-    folder = Path(tempfile.gettempdir()) if path is None else path.parent
+    folders = [Path(tempfile.gettempdir()) if path is None else path.parent for path in paths]
     dense = policy.mode is AttentionMode.DENSE and not policy.overrides
     kv_bytes = tokens * sequences * shape.token_bytes
     written = kv_bytes * (1 if dense else 1 + _INDEX_SHARE)
-    where = "a temporary file" if path is None else str(path)
-    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+    free = [shutil.disk_usage(folder).free if folder.is_dir() else 0 for folder in folders]
+    where = " and ".join(
+        f"{path or 'a temporary file'} ({free_bytes / 1e9:.1f} GB are free there)"
+        for path, free_bytes in zip(paths, free, strict=True)
+    )
     yield (
-        f"K and V of up to {tokens} tokens x {sequences}: up to {written / 1e6:.1f} MB are written to {where} "
-        f"({free / 1e9:.1f} GB are free there), each byte once"
+        f"K and V of up to {tokens} tokens x {sequences}: up to {written / 1e6:.1f} MB are written to {where}, "
+        "each byte once"
     )
     if kv_bytes < _NOTABLE_BYTES:
         return
-    profile = find_profile(folder) if folder.is_dir() else None
-    if profile is None:
-        yield f"the drive's rates are not known: nearflash devices --measure {folder} keeps them for estimates"
-        return
-    seconds = read_seconds(kv_bytes / sequences, profile)
+    read_bytes = Counter[DriveProfile]()
+    for folder, part in zip(folders, ratio or [1] * len(folders), strict=True):
+        if (profile := find_profile(folder) if folder.is_dir() else None) is None:
+            yield f"the drive's rates are not known: nearflash devices --measure {folder} keeps them for estimates"
+            return
+        read_bytes[profile] += int(kv_bytes / sequences * part / sum(ratio or [len(folders)]))
+    seconds, profile = max(
+        ((read_seconds(size_bytes, drive), drive) for drive, size_bytes in read_bytes.items()), key=itemgetter(0)
+    )
     yield (
         f"at its {profile.fastest('read'):.1f} GB/s (measured {profile.date}) reading all K and V would take "
         f"{seconds:.3g} s a token at the end: at most {1 / seconds:.3g} tokens/s if nothing stayed in memory"

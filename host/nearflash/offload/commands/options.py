@@ -16,7 +16,7 @@ from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.support.arguments import above_zero, non_negative, positive, rate
 
 __all__ = [
-    "AUTO", "Computing", "add_options", "check_options", "devices_of", "plan_by_hand", "policy_by_hand",
+    "AUTO", "Computing", "add_options", "check_options", "check_seeded", "devices_of", "plan_by_hand", "policy_by_hand",
     "sampling_options", "shares",
 ]  # fmt: skip
 
@@ -76,7 +76,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "generation_config.json states, else 0).")  # fmt: skip
     add("--sampling-top-p", type=rate, default=1.0, metavar="P",
         help="Draw among the likeliest tokens that hold this probability together (default: 1).")  # fmt: skip
-    add("--seed", type=non_negative, default=0, metavar="N", help="Of the drawing (default: %(default)s).")
+    add("--seed", type=non_negative, metavar="N", help="Of the drawing (default: 0).")
     add("--max-new-tokens", type=positive, metavar="N",
         help="Stop after N new tokens (default: as the model's generation_config.json states, else 64).")  # fmt: skip
     add("--chat", action="store_true", help="Pass each prompt as a user's message, by the model's chat template.")
@@ -296,6 +296,12 @@ def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.mini_batches > 1:
         raise CommandError("mini_batches must be 1 where tokens are drawn: their order would decide")
     return {"do_sample": True, "temperature": arguments.temperature, "top_p": arguments.sampling_top_p, "top_k": 0}
+
+
+def check_seeded(arguments: argparse.Namespace, is_sampled: bool) -> None:
+    """Raise CommandError for a seed where no token is drawn, by the options and the model's folder together."""
+    if arguments.seed is not None and not is_sampled:
+        raise CommandError("seed must be given with a temperature above 0: else nothing is drawn")
 
 
 def shares(text: str) -> Shares:

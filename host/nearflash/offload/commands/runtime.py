@@ -29,7 +29,7 @@ from nearflash.inference.settings import Caller, GenerationSettings, generation_
 from nearflash.inference.setup import CPU, check_gpu, check_policy, drive_profile, is_gpu, open_engine, split_parts
 from nearflash.offload.cache.block import BatchShape, BlockShape
 from nearflash.offload.cache.engines import BlockEngines, KvPlaces, check_engines, engine_read_fraction
-from nearflash.offload.commands.options import Computing, plan_by_hand
+from nearflash.offload.commands.options import Computing, check_seeded, plan_by_hand
 from nearflash.offload.generation import OffloadedModel
 from nearflash.offload.report import OffloadResult
 from nearflash.offload.schedule.pipeline import count_ranks
@@ -118,14 +118,16 @@ def _run_in_memory(job: Job) -> int:
         model = model.to(job.devices.model)
     rows, shape = job.rows(lambda: tokenizer, vocabulary_size(model)), kv_shape_of(model.config)
     settings = settings_of(model, tokenizer, job.caller, rows, options.max_new_tokens, job.sampling)
+    check_seeded(options, settings.is_sampled)
     sequences = len(rows) * settings.num_beams
     policy = OffloadPolicy(len(rows), 1, _IN_MEMORY, _IN_MEMORY, _IN_MEMORY)
     tokens = _sequence_tokens(job, model.config, rows, settings)
     attention, layout, sentence = _choose_attention(job, model.config, shape, tokens, sequences, model)
     print(sentence, file=sys.stderr)
-    path = options.session or (options.path or [None])[0]
-    for line in estimate(shape, attention, tokens, sequences, path) if job.devices.have_files else ():
-        print(line, file=sys.stderr)
+    paths = [options.session] if options.session else options.path or [None]
+    if job.devices.have_files:
+        for line in estimate(shape, attention, tokens, sequences, paths, options.stripe_ratio):
+            print(line, file=sys.stderr)
     call = _Call(model, tokenizer, rows, settings, policy, attention, layout, tokens, Ledger())
     return _continue(job, call, [rows])
 
@@ -137,6 +139,7 @@ def _run_by_plan(job: Job) -> int:
     vocabulary = config.get_text_config(decoder=True).vocab_size
     rows = job.rows(tokenizer, vocabulary)
     settings, one_call = _settings_by_plan(job, rows, config, folder.path, vocabulary)
+    check_seeded(options, settings.is_sampled)
     tokens, sequences = _sequence_tokens(job, config, rows, settings), len(rows) * settings.num_beams
     kept = _read_plan(options)
     bits = 16 if kept is None else kept[1].policy.cache_bits
@@ -202,8 +205,8 @@ def _compute_blocks(
 ) -> int:  # fmt: skip
     options, first = job.arguments, model.stage.rank == 0
     done = model.generate(
-        rows, max_new_tokens=settings.max_new_tokens, seed=options.seed, results=options.results if first else None,
-        progress=_report_blocks if first else None, attention=attention, places=places, **job.sampling,
+        rows, max_new_tokens=settings.max_new_tokens, seed=options.seed or 0, attention=attention, places=places,
+        results=options.results if first else None, progress=_report_blocks if first else None, **job.sampling,
     )  # fmt: skip
     if first:
         _print_texts(job, done.tokens, done.texts)
@@ -225,7 +228,7 @@ def _write_trace(model: OffloadedModel, file: Path, plan: "PlanFile | None", seq
 def _continue(job: Job, call: _Call, parts: Sequence[list[list[int]]]) -> int:
     """Generate, one call for each part of the prompts."""
     options, tokens, texts = job.arguments, list[list[int]](), list[str]()
-    passed = dict(max_new_tokens=options.max_new_tokens, seed=options.seed, **job.sampling,
+    passed = dict(max_new_tokens=options.max_new_tokens, seed=options.seed or 0, **job.sampling,
                   stream=sys.stdout if options.stream else None,
                   progress=None if options.stream else report_progress)  # fmt: skip
     if options.stream:
