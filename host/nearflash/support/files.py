@@ -25,6 +25,7 @@ __all__ = [
     "PUBLIC_MODE",
     "check_replaceable",
     "copy_durably",
+    "describe_link",
     "flush_folder",
     "give_name",
     "open_regular",
@@ -104,6 +105,13 @@ def check_replaceable(path: Path, *, keep_existing: bool = False) -> None:
         raise OSError(reason, text, str(path))
     if keep_existing and os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def describe_link(path: Path) -> str | None:
+    """What a symbolic link is, for messages that refuse it; None for a path that is none. Raises OSError."""
+    if not path.is_symlink():
+        return None
+    return f"a link to {path.readlink()}{'' if path.exists() else ', where nothing is'}"
 
 
 def copy_durably(source: Path, path: Path, *, mode: int = PRIVATE_MODE) -> None:

@@ -89,6 +89,17 @@ def test_missing_permission_is_named(tmp_path):
         DirectFile.open(tmp_path / "none")
 
 
+def test_a_link_in_the_place_of_a_new_file_is_named(tmp_path):
+    """It was "Too many levels of symbolic links"; nothing is written where the link leads."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    with pytest.raises(
+        StateError, match=f"{link} must be a file .*, not a link to {tmp_path / 'gone'}, where nothing is"
+    ):
+        DirectFile.create(link, BLOCK_BYTES)
+    assert list(tmp_path.iterdir()) == [link]
+
+
 def test_full_disk_removes_the_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -32,6 +32,22 @@ def test_extents_are_striped_by_ratio(tmp_path, small, ratio):
     assert (np.argsort(sizes, kind="stable") == np.argsort(ratio, kind="stable")).all()
 
 
+@pytest.mark.parametrize("target", ["gone", "gone/state", "link"])
+def test_a_link_to_nothing_is_refused_before_anything_is_written(tmp_path, small, target):
+    """A whole state was written first, and then "another one was written meanwhile" named."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / target)
+    with pytest.raises(
+        StateError, match=f"{link} must be a free name, not a link to {tmp_path / target}, where nothing"
+    ):
+        small.create(link)
+    with pytest.raises(
+        StateError, match=f"{link} must be a state file, not a link to {tmp_path / target}, where nothing"
+    ):
+        StateStore.open(link)
+    assert link.is_symlink() and list(tmp_path.iterdir()) == [link]
+
+
 def test_more_files_than_extents(tmp_path, small):
     paths = [tmp_path / f"state-{index}" for index in range(6)]
     with small.create(paths) as store:
