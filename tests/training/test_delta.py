@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from nearflash.abi.errors import CommandError, StateError, StorageFullError
 from nearflash.cli.main import main
 from nearflash.storage import StateStore
-from nearflash.storage.state.delta_log import DeltaLog, log_folder
+from nearflash.storage.state.delta_log import DeltaLog, log_folder, read_deltas
 from nearflash.storage.state.weight_patch import WeightPatch, apply_patch, publish_patch
 from nearflash.training import NearStorageAdamW, NearStorageMuon, TopK
 from nearflash.training.step.transfer import Transfer
@@ -212,7 +212,11 @@ def test_what_is_not_kept_is_refused(tmp_path):
         train(optimizer, [p for g in optimizer.param_groups for p in g["params"]], 1, [])
         with pytest.raises(StateError, match="since must be at least 1, not 0"):
             optimizer.delta(since=0)
-    with open_optimizer(tmp_path / "none", make_weights(), delta_bytes=0) as optimizer:
+    with open_optimizer(tmp_path / "none", [weight := torch.nn.Parameter(torch.ones(64))], delta_bytes=0) as optimizer:
+        weight.grad = torch.ones(64)
+        optimizer.step()
+        with pytest.raises(StateError, match=r"none\.deltas must be there.* give the optimizer delta_bytes"):
+            read_deltas(optimizer._optimizer_state.store, 0)
         with pytest.raises(StateError, match="delta_bytes must be given"):
             optimizer.delta(since=0)
     with pytest.raises(CommandError, match="delta_bytes must be at least 0"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import UncheckedWarning
+from nearflash.support.arguments import non_negative
 
 if TYPE_CHECKING:
     from nearflash.storage.state.state_store import StateStore
@@ -42,12 +43,17 @@ def state(subparsers: Any) -> None:
     delta = _add(actions, "delta", _delta, "Publish which weights changed since a step, as a patch of serving engines.")
     delta.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="Folder of versions, made if missing.")
     delta.add_argument(
-        "--since", type=int, metavar="STEP", help="Step to begin at; the folder's newest version, if it has one."
+        "--since",
+        type=non_negative,
+        metavar="STEP",
+        help="Step to begin at; the folder's newest version, if it has one.",
     )
     patch = actions.add_parser("patch", help="Bring a safetensors file of weights to a published version.")
     patch.add_argument("file", type=Path, help="Weights of the version's base; it stays as it is.")
     patch.add_argument("--from", type=Path, required=True, metavar="FOLDER", dest="folder", help="Folder of versions.")
-    patch.add_argument("--version", type=int, metavar="STEP", help="Version to apply; the newest unless given.")
+    patch.add_argument(
+        "--version", type=non_negative, metavar="STEP", help="Version to apply; the newest unless given."
+    )
     patch.add_argument("--to", type=Path, required=True, metavar="FILE", help="Path of the new safetensors file.")
     patch.set_defaults(run=_patch)
     imported = actions.add_parser("import", help="Make a new state from a safetensors file, as export writes it.")

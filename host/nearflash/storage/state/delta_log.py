@@ -165,7 +165,14 @@ class DeltaLog:
         Raises StateError where they are not all there.
         """
         if not 0 <= since <= step:
-            raise StateError(f"since must be a step from 0 to {step}, which the state is at, not {since}")
+            raise StateError(
+                f"since must be a step from 0 to {step}, which the state beside {self.folder} is at, not {since}"
+            )
+        if since < step and not self.folder.is_dir():
+            raise StateError(
+                f"{self.folder} must be there, with what each step changed, but this state keeps nothing: give the "
+                "optimizer delta_bytes (any GB) and make a step, or publish the whole weights"
+            )
         steps: list[StepDelta] = []
         while step - len(steps) > since:
             wanted = commit - len(steps)

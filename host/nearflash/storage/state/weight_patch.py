@@ -57,6 +57,11 @@ class WeightPatch:
     def open(cls, folder: Path, version: int) -> Self:
         """A version of a folder, whose file was read through. Raises StateError where it is none, or damaged."""
         manifest, path = _names(folder, version)
+        if not manifest.exists():
+            raise StateError(
+                f"{folder} must have version {version}, but {manifest.name} is not there; its newest is "
+                f"{newest_version(folder)}"
+            )
         try:
             about: dict[str, Any] = json.loads(read_text(manifest))
             kinds: dict[str, type] = dict.fromkeys(("format", "base_version", "version", "size_bytes"), int)
@@ -94,15 +99,22 @@ def publish_patch(delta: WeightDelta, folder: Path) -> WeightPatch:
     make_folder(folder)
     manifest, path = _names(folder, delta.step)
     if not delta.tensors:
-        raise StateError(f"a version must have steps behind its base, not be version {delta.since} again")
+        raise StateError(
+            f"a version must have steps behind its base, not be version {delta.since} again, which {folder} begins at "
+            "or has: give an earlier since, or train on first"
+        )
     newest = newest_version(folder)
     if newest is not None:
         before = WeightPatch.open(folder, newest)
-        same = [mark.after for mark in before.tensors] == [mark.before for mark in delta.tensors]
-        if newest != delta.since or not same:
+        if newest != delta.since:
             raise StateError(
-                f"{folder} must be followed up from version {newest} with its weights, not from {delta.since}: pass "
+                f"{folder} must be followed up from version {newest}, its newest, not from {delta.since}: pass "
                 f"since={newest}, or, where training went back behind it, publish to another folder"
+            )
+        if [mark.after for mark in before.tensors] != [mark.before for mark in delta.tensors]:
+            raise StateError(
+                f"the state must have had the weights of version {newest} of {folder} at step {newest}, but it had "
+                "others: of another run, or training went back behind it; publish to another folder"
             )
     tensors, data = [], []
     for mark in delta.tensors:
