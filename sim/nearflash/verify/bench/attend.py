@@ -1,4 +1,4 @@
-"""Bench `attend`: the selector's time, bit errors, a channel's time, flash bytes, equality with the model, performance.
+"""Bench `attend`: the selector's time, bit errors, a channel's time, flash bytes, equality, events, performance.
 
 Two builds of eight channels for the performance take a quarter of an hour each on two cores, once; then about half an
 hour in all.
@@ -17,7 +17,7 @@ from nearflash.verify.bench.attend_channel import channel_rows
 from nearflash.verify.bench.attend_equality import equality_rows
 from nearflash.verify.bench.attend_errors import error_rows
 from nearflash.verify.bench.attend_flash import flash_rows
-from nearflash.verify.bench.attend_performance import CONFIG, performance_rows
+from nearflash.verify.bench.attend_performance import CONFIG, event_rows, performance_rows
 
 __all__ = ["PARTS", "run", "selector_rows"]
 
@@ -44,6 +44,7 @@ PARTS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "channel": channel_rows,
     "flash": flash_rows,
     "equality": equality_rows,
+    "events": event_rows,
     "performance": performance_rows,
 }
 

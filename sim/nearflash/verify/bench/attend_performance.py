@@ -1,4 +1,4 @@
-"""Bench `attend`, performance: heads in flight on eight NAND channels, cycle by cycle, beside the event model.
+"""Bench `attend`, performance and events: heads in flight on eight NAND channels, in the RTL and in the event model.
 
 All heads of a row are alike in shape; each has a q, K and V of its own. (Heads that share pages want the same ones
 again, and the channels of those are busier than others.) A batch runs to its end; figures are of the window from the
@@ -26,9 +26,9 @@ from nearflash.sim.verilator.device import VerilatorDevice
 from nearflash.sim.verilator.heads import completion_records, page_settings, place_heads
 from nearflash.verify.bench.attend_events import Load, simulate
 
-__all__ = ["EVENTS", "RTL", "Point", "performance_rows"]
+__all__ = ["EVENTS", "RTL", "Point", "event_rows", "performance_rows"]
 
-CONFIG = "attend-zynq7045"
+CONFIG, _ZU17EG = "attend-zynq7045", "attend-zu17eg"
 _DIM, _STEP_CYCLES, _COMPARED_HEADS = 128, 256, 4
 _MEMORY_BYTES, _WATCHDOG_CYCLES = 1 << 30, 1_000_000
 _OF = "all channels' clock cycles in which their links are taken, commands and waits of ONFI included"
@@ -62,15 +62,23 @@ RTL = (
     Point("slc-1400", 1024, 32, 192), Point("slc-1400", 4096, 32, 96), Point("slc-1400", 16384, 8, 32),
     Point("page16k-1400", 1024, 32, 192), Point("page16k-1400", 4096, 32, 96), Point("page16k-1400", 16384, 16, 48),
 )  # fmt: skip
-EVENTS = (Point("slc-1400", 131072, 4, 24), Point("page16k-1400", 131072, 8, 32))
+EVENTS = (
+    Point("slc-1400", 131072, 4, 24), Point("page16k-1400", 131072, 8, 32),
+    Point("page16k-1400", 4096, 32, 96, 4, build=_ZU17EG), Point("page16k-1400", 4096, 16, 96, 8, build=_ZU17EG),
+    Point("page16k-1400", 131072, 8, 32, 4, build=_ZU17EG), Point("page16k-1400", 131072, 4, 16, 8, build=_ZU17EG),
+)  # fmt: skip
 
 
-def performance_rows(points: Sequence[Point] = RTL, events: Sequence[Point] = EVENTS) -> Iterator[dict[str, Any]]:
-    """Each of `points` in the RTL and in the event model, `events` in the event model alone."""
+def performance_rows(points: Sequence[Point] = RTL) -> Iterator[dict[str, Any]]:
+    """Each point in the RTL and in the event model."""
     for point in points:
         yield _row(point, "rtl", _measure(point))
-        yield _row(point, "event", _simulate(point))
-    for point in events:
+        yield from event_rows([point])
+
+
+def event_rows(points: Sequence[Point] = EVENTS) -> Iterator[dict[str, Any]]:
+    """Each point in the event model alone, which takes seconds."""
+    for point in points:
         yield _row(point, "event", _simulate(point))
 
 
