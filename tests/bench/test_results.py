@@ -9,6 +9,7 @@ from nearflash.bench.remeasure import TAKE, update_figures
 from nearflash.bench.results import FIGURES, add_rows, machine, outputs, read_lines, read_plan, stale_pages
 from nearflash.bench.stale import find_old_figures, sources_of
 from nearflash.cli.main import main
+from nearflash.device.bitstreams import load_board
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = {"page": "speed", "figure": "ours", "value": 2, "unit": "s", "level": "model", "command": "run it", "date": "d",
@@ -43,6 +44,25 @@ def test_every_figure_says_where_it_comes_from():
     assert all("of" in line for line in lines if line["unit"] == "fraction")
     assert len({line["figure"] for line in lines}) == len(lines)
     assert {line["take"] for line in lines if "take" in line} <= TAKE.keys()
+
+
+def test_figures_of_manifests_are_theirs():
+    """A build that was estimated again changes its figures, and those of its shares of the device."""
+    lines = [json.loads(text) for text in (ROOT / FIGURES / "figures.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["source"].startswith("bitstreams/")]
+    assert {line["source"] for line in lines} == {f"bitstreams/{board}/attend.json" for board in ("zynq7045", "zu17eg")}
+    for line in lines:
+        path = ROOT / line["source"]
+        manifest, there = json.loads(path.read_text()), load_board(path.parent.name).resources
+        name = line["figure"].rpartition(" ")[2].lower()
+        if name == "path":
+            assert line["value"] == manifest["logic_depth"], line["figure"]
+        elif line["unit"] == "fraction":
+            assert line["value"] == round(manifest["utilisation"][name] / getattr(there, name), 3), line["figure"]
+            assert line["of"] == f"{getattr(there, name):,} {name.upper()}"
+        else:
+            assert line["value"] == manifest["utilisation"][name], line["figure"]
+        assert manifest["git"].startswith(line["commit"]), line["figure"]
 
 
 def test_a_page_has_the_figure_with_its_command_and_rates(checkout):
