@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from amaranth.back import rtlil
-from amaranth.hdl import Module
+from amaranth.hdl import Module, _nir
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -75,8 +75,15 @@ def test_what_yosys_refuses_is_named(tmp_path):
         write_netlist(tmp_path, "top", "found")
 
 
-def test_contents_of_memories_are_those_that_amaranth_writes():
-    assert convert(Memories()).read_rtlil() == rtlil.convert(Memories(), name="top", emit_src=False)
+@pytest.mark.parametrize("component", [Memories, Partly])
+def test_the_text_is_what_amaranth_writes(component):
+    assert convert(component()).read_rtlil() == rtlil.convert(component(), name="top", emit_src=False)
+
+
+def test_amaranth_looks_at_its_nets_again_behind_a_conversion():
+    convert(Inverter())
+    with pytest.raises(AssertionError):
+        _nir.Value((1, 2))
 
 
 def test_a_cached_design_is_the_converted_one(tmp_path, monkeypatch):
