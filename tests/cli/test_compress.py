@@ -49,7 +49,9 @@ def test_a_model_that_is_not_pruned_keeps_every_bit(tmp_path, capsys):
     assert tokenizer("x = 1")["input_ids"]
 
 
-@pytest.mark.parametrize("method", ["wanda", "sparsegpt", pytest.param("magnitude", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "method", ["wanda", *(pytest.param(method, marks=pytest.mark.full) for method in ("sparsegpt", "magnitude"))]
+)
 def test_half_of_the_weights_pruned(tmp_path, capsys, texts, method):
     assert run(tmp_path / "small", "--method", method, "--texts", texts, *WINDOWS) == 0
     shares = densities(tmp_path / "small")
