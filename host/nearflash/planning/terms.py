@@ -209,7 +209,10 @@ class _Sizes:
         seconds = dense / compute.dequantise_bytes_per_s if options.weight_bits != 16 else 0.0
         if options.stored_fraction < 1:
             if compute.expand_bytes_per_s is None:
-                raise PlanError("a machine must have compute.expand_bytes_per_s to plan with compressed weights")
+                raise PlanError(
+                    "a machine must have compute.expand_bytes_per_s to plan with compressed weights, as this model's "
+                    "are: measure it (--hardware measure), add the key to its profile, or plan the dense checkpoint"
+                )
             seconds += dense / compute.expand_bytes_per_s
         return seconds
 
