@@ -252,8 +252,9 @@ def _round(
         by_tier = peaks(shape, machine, workload, _policy(options, counts, grains))
         over = next((peak for peak in by_tier.values() if not peak.fits), None)
         if over is None:
+            best = _plan(shape, machine, workload, options, _policy(options, counts, grains), by_tier)
             return _fill(
-                counts, lambda tried: _plan(shape, machine, workload, _policy(options, tried, grains), options)
+                best, counts, lambda tried: _plan(shape, machine, workload, options, _policy(options, tried, grains))
             )
         if not _move(counts, over, by_tier, tiers, grains):
             return None
@@ -261,18 +262,21 @@ def _round(
 
 
 def _plan(
-    shape: ModelShape, machine: Machine, workload: Workload, policy: OffloadPolicy, options: PolicyOptions
-) -> Plan:
-    """A policy's plan, whose times are those of one group of batches."""
+    shape: ModelShape, machine: Machine, workload: Workload, options: PolicyOptions, policy: OffloadPolicy,
+    by_tier: dict[str, Peak] | None = None,
+) -> Plan:  # fmt: skip
+    """A policy's plan, whose times are those of one group of batches. by_tier: its peaks, where they are known."""
     prediction = predict(shape, machine, workload, replace(policy, num_batches=options.num_batches))
-    return Plan(shape, machine, workload, policy, prediction, peaks(shape, machine, workload, policy))
+    found = peaks(shape, machine, workload, policy) if by_tier is None else by_tier
+    return Plan(shape, machine, workload, policy, prediction, found)
 
 
-def _fill(counts: dict[str, dict[str, int]], plan_of: Callable[[dict[str, dict[str, int]]], Plan]) -> Plan:
+def _fill(
+    best: Plan, counts: dict[str, dict[str, int]], plan_of: Callable[[dict[str, dict[str, int]]], Plan]
+) -> Plan:  # fmt: skip
     """The plan of counts that fit, with KV or hidden states taken from the disk into what rounding left free, where
     that is faster: what whole layers leave of memory may hold all of them.
     """
-    best = plan_of(counts)
     for what, tier in itertools.product(("cache", "activations"), ("gpu", "host")):
         on_disk = counts[what].get("disk", 0)
         tried = counts | {what: counts[what] | {"disk": 0, tier: counts[what].get(tier, 0) + on_disk}}
