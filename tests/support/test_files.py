@@ -4,11 +4,20 @@ import os
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nearflash.support import files
-from nearflash.support.files import give_name, open_regular, read_bytes, read_text, replace_file, write_durably
+from nearflash.support.files import (
+    check_replaceable,
+    give_name,
+    open_regular,
+    read_bytes,
+    read_text,
+    replace_file,
+    write_durably,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -92,6 +101,15 @@ def test_the_file_is_flushed_before_it_has_its_name_and_the_folder_after(tmp_pat
     monkeypatch.setattr(Path, "replace", noted_replace)
     write_durably(tmp_path / "a", b"content")
     assert events == ["flush file", "rename", "flush folder"]
+
+
+@pytest.mark.parametrize(("flags", "reason"), [(0, "Permission denied"), (os.ST_RDONLY, "Read-only file system")])
+def test_a_folder_that_cannot_be_written_is_named_before(tmp_path, monkeypatch, flags, reason):
+    """Commands computed for hours, and then could not write."""
+    monkeypatch.setattr(files.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(files.os, "statvfs", lambda path: SimpleNamespace(f_flag=flags))
+    with pytest.raises(OSError, match=f"{reason}: '{tmp_path}'"):
+        check_replaceable(tmp_path / "a")
 
 
 def test_the_longest_name_that_the_file_system_takes(tmp_path):

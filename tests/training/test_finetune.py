@@ -201,14 +201,14 @@ def test_save_onto_the_model_is_refused_before_training(train, folder, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("option", "target", "folder_name"),
-    [("--save", "file/out", "file"), ("--trace", "file/out", "file"), ("--trace", "none/trace.json", "none")],
+    ("option", "target", "named"),
+    [("--save", "file/out", "file"), ("--trace", "file/out", "file/out"), ("--trace", "none/t.json", "none/t.json")],
 )
-def test_places_that_cannot_be_written_are_named_before_training(train, tmp_path, option, target, folder_name):
+def test_places_that_cannot_be_written_are_named_before_training(train, tmp_path, option, target, named):
     """Once training ended with the error, and saved nothing."""
     (tmp_path / "file").write_text("")
     code, err = train(option, str(tmp_path / target))
-    assert code == 2 and f"{option} must lie in a folder that can be written, not in '{tmp_path / folder_name}'" in err
+    assert code == 2 and f"{option} must be a place that can be written, but '{tmp_path / named}' is none" in err
     assert not (tmp_path / "state").exists()
 
 
@@ -263,7 +263,7 @@ def test_what_does_not_fit_is_named(train, folder, tmp_path):
     for arguments, message in [
         (("--no-resume",), "must not exist yet"),
         (("--seed", "9"), "data must be that of"),
-        (("--optimizer", "sgd"), "parameters must be those of"),
+        (("--optimizer", "adam"), "optimizer must be 'adamw', which made the state of"),
         (("--data", str(folder / "none.npy")), "data must be a readable text or .npy file"),
         (("--data", str(folder / "model" / "config.json")), "data must be tokens (.npy), not text"),
         (("--model", str(tmp_path)), "model must be smollm2 or a folder with a config.json"),

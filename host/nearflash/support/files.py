@@ -24,6 +24,7 @@ __all__ = [
     "PRIVATE_MODE",
     "PUBLIC_MODE",
     "check_replaceable",
+    "check_writable",
     "copy_durably",
     "describe_link",
     "flush_folder",
@@ -89,7 +90,8 @@ def replace_file(path: Path, *, keep_existing: bool = False, mode: int = PRIVATE
 def check_replaceable(path: Path, *, keep_existing: bool = False) -> None:
     """Raise OSError where `replace_file` could not begin: for commands that first compute what they write.
 
-    Only a regular file, or a link to one or to nothing, is replaced: never a folder, pipe, socket or device.
+    Only a regular file, or a link to one or to nothing, is replaced: never a folder, pipe, socket or device; and only
+    in a folder that can be written.
     """
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
@@ -105,6 +107,16 @@ def check_replaceable(path: Path, *, keep_existing: bool = False) -> None:
         raise OSError(reason, text, str(path))
     if keep_existing and os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    check_writable(path.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise OSError for what is no folder, or one in which no file can be made."""
+    if not folder.is_dir():
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        reason = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(reason, os.strerror(reason), str(folder))
 
 
 def describe_link(path: Path) -> str | None:

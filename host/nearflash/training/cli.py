@@ -1,7 +1,6 @@
 """The commands `nearflash preflight` and `nearflash train`."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, MasterFormat, OptimizerStep, SgdStep, StateFormat
 from nearflash.support.arguments import above_zero, non_negative, positive, rate
+from nearflash.support.files import check_replaceable, check_writable
 from nearflash.support.progress import print_step
 
 if TYPE_CHECKING:
@@ -178,12 +178,19 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             f"--save must name another folder than --model, not {str(save)!r}: the run resumes from the model that it "
             "began with"
         )
-    folders = {"--trace": arguments.trace.absolute().parent} if arguments.trace else {}
+    if arguments.trace:
+        _check_place("--trace", check_replaceable, arguments.trace)
     if save:
-        folders["--save"] = next(filter(Path.exists, save.absolute().parents))
-    for option, folder in folders.items():
-        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise CommandError(f"{option} must lie in a folder that can be written, not in {str(folder)!r}")
+        _check_place("--save", check_writable, next(filter(Path.exists, save.absolute().parents)))
+
+
+def _check_place(option: str, check: Callable[[Path], None], path: Path) -> None:
+    try:
+        check(path)
+    except OSError as error:
+        raise CommandError(
+            f"{option} must be a place that can be written, but {str(path)!r} is none: {error.strerror}"
+        ) from error
 
 
 def _add_topk(parser: argparse.ArgumentParser) -> None:

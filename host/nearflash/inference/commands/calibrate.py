@@ -12,6 +12,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.support.arguments import positive
+from nearflash.support.files import check_replaceable
 from nearflash.weights.folder import open_folder
 
 __all__ = ["calibrate"]
@@ -80,6 +81,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         weights = weights_digests(model, tuple(DTYPES.values()))
         name = Path(arguments.model).resolve().name if Path(arguments.model).exists() else arguments.model
         output = arguments.output or own_folder() / f"{name}-{weights['float32'][:16]}.json"
+        if output.parent.exists():
+            check_replaceable(output)
         if output.exists() and PolicyFile.read(output, shape, digest).weights != weights:
             # Another model's, or no policy file, is not overwritten.
             raise CommandError(f"output must be of these weights, but {output} is of others: name another file")

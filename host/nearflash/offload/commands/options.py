@@ -14,6 +14,7 @@ from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.offload.weights.options import check_weight_options
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.support.arguments import above_zero, non_negative, positive, rate
+from nearflash.support.files import check_replaceable
 
 __all__ = [
     "AUTO", "Computing", "add_options", "check_options", "check_seeded", "devices_of", "plan_by_hand", "policy_by_hand",
@@ -191,7 +192,7 @@ def _add_plan(group: Any) -> None:
 
 
 def check_options(arguments: argparse.Namespace, prompts: Sequence[Any], devices: Computing) -> None:
-    """Raise CommandError for options that do not go together."""
+    """Raise CommandError for options that do not go together, OSError for a trace that cannot be written."""
     by_hand = [name for name in (*_SHARES, *_BY_HAND) if getattr(arguments, name) is not None]
     if arguments.plan is not None and by_hand:
         raise CommandError(f"{', '.join(by_hand)} must be left out with --plan, which says where everything lies")
@@ -224,6 +225,8 @@ def check_options(arguments: argparse.Namespace, prompts: Sequence[Any], devices
         raise CommandError("session_tokens must be given with session, whose file they are of")
     if arguments.session is not None:
         _check_session(arguments, devices)
+    if arguments.trace is not None:
+        check_replaceable(arguments.trace)
 
 
 def _check_session(arguments: argparse.Namespace, devices: Computing) -> None:
