@@ -120,7 +120,7 @@ def check_writable(folder: Path) -> None:
 
 
 def describe_link(path: Path) -> str | None:
-    """What a symbolic link is, for messages that refuse it; None for a path that is none. Raises OSError."""
+    """Name what a symbolic link leads to, for messages that refuse it; None for a path that is none. Raises OSError."""
     if not path.is_symlink():
         return None
     return f"a link to {path.readlink()}{'' if path.exists() else ', where nothing is'}"

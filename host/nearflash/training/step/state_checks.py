@@ -14,7 +14,7 @@ _OPTIMIZER = "optimizer"
 
 
 def mark_of(optimizer: str) -> dict[str, str]:
-    """What states of an optimizer hold under RESERVED; nothing for an empty name, which is compared with none."""
+    """Make what states of an optimizer hold under RESERVED; an empty name has no mark, and is compared with none."""
     return {_OPTIMIZER: optimizer} if optimizer else {}
 
 
