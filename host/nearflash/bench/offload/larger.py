@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from nearflash.abi.errors import PlanError
 from nearflash.bench.disk import disk_rate, drop, write_back
@@ -51,6 +53,7 @@ def measure(path: Path, sizes: dict[str, Any] | None = None, batches: Sequence[i
         folder, config = Path(made), LlamaConfig(**(sizes or _SIZES), dtype="bfloat16", eos_token_id=None)
         total = write_llama(folder / "dense", config, "dense")
         write_llama(folder / "coded", config, "coded")
+        _write_tokenizer(folder / "dense", config.vocab_size)
         limit = int(total / _SHARE)
         yield {"case": "disk", "read_gb_per_s": disk_rate(path), "model_bytes": total, "limit_bytes": limit}
         plans = {form: _Planner(folder / form, path) for form in ("dense", "coded")}
@@ -78,6 +81,12 @@ def write_llama(folder: Path, config: LlamaConfig, form: str) -> int:
     places = {name: file for file, names in files.items() for name in names}
     write_index(folder, places, stored, checkpoint)
     return 2 * sum(torch.Size(shape).numel() for shape in shapes.values())
+
+
+def _write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """One of numbers, which AirLLM loads with a model; nothing is tokenised."""
+    words = Tokenizer(WordLevel({str(number): number for number in range(vocabulary)}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
 def _pack(name: str, shape: tuple[int, ...], random: torch.Generator, form: str) -> Any:
