@@ -316,7 +316,7 @@ CONFIGS: dict[str, UpdateConfig | AttendConfig | ExpandConfig] = {
                      clock_hz=285_000_000, nand=_MLC, mask_beats=4096),
         AttendConfig("zu17eg", channels=8, heads_per_beat=4, contexts=32, gather_slots=16, query_rows=1024,
                      score_blocks=8, score_entries=1 << 17, selector_keys=1 << 16, luns=32, page_bytes=16384,
-                     clock_hz=300_000_000, nand=_MLC),
+                     clock_hz=300_000_000, nand=_MLC, mask_beats=4096),
         ExpandConfig("tiny", width=4, port_bits=64, columns_max=1024, outstanding_bursts=4, burst_bytes=512,
                      clock_hz=100_000_000),
         ExpandConfig("pynq-z2", width=4, port_bits=64, columns_max=16384, outstanding_bursts=8, burst_bytes=128,
