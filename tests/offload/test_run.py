@@ -100,16 +100,32 @@ def test_prompts_of_text_need_a_tokenizer(saved):
         generate(folder, ["Once upon a time"], policy(1, 1), max_new_tokens=2)
 
 
-def test_texts_are_decoded_where_there_is_a_tokenizer(saved, tmp_path):
+def save_with_tokenizer(model, folder):
+    """A model, and a tokenizer of the words w0 to w96."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    _, model = saved("llama")
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(folder)
     words = {f"w{number}": number for number in range(97)}
     inner = Tokenizer(models.WordLevel(words, unk_token="w3"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", eos_token="w2").save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", eos_token="w2").save_pretrained(folder)
+
+
+def test_results_are_of_a_tokenizer_that_is_there(saved, tmp_path, prompts):
+    """A tokenizer_config.json decided it: alone it has no tokens, and a tokenizer.json without it was left out."""
+    folder, file = tmp_path / "model", tmp_path / "results"
+    save_with_tokenizer(saved("llama")[1], folder)
+    (folder / "tokenizer_config.json").unlink()
+    generate(folder, prompts(2), policy(2, 1), max_new_tokens=2, results=file)
+    (folder / "tokenizer.json").rename(folder / "tokenizer_config.json")
+    with pytest.raises(OSError, match="its first line has another tokenizer"):
+        generate(folder, prompts(2), policy(2, 1), max_new_tokens=2, results=file)
+    assert generate(folder, prompts(2), policy(2, 1), max_new_tokens=2, results=tmp_path / "other").texts == ["", ""]
+
+
+def test_texts_are_decoded_where_there_is_a_tokenizer(saved, tmp_path):
+    save_with_tokenizer(saved("llama")[1], tmp_path)
     seen = {}
     done = generate(
         tmp_path, ["w5 w9", "w7 w8 w9"], policy(2, 1), max_new_tokens=4, stop_tokens=[],

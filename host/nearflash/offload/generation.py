@@ -377,6 +377,5 @@ class OffloadedModel:
             pieces = [[file_digest(file.path, file.descriptor(direct=False)), tensor.offset, tensor.form, place]
                       for tensor, file, place in read]  # fmt: skip
             stored[name] = digest_of([str(source.dtype), plain(source.shape), pieces, plain(source.patterns)])
-        has_words = (self.skeleton.folder / "tokenizer_config.json").is_file()
-        identity = ModelIdentity.of(self.model, self.tokenizer if has_words else None, stored=stored)
-        return identity.parts
+        tokenizer = self.tokenizer if has_tokenizer(self.skeleton.folder) else None
+        return ModelIdentity.of(self.model, tokenizer, stored=stored).parts
