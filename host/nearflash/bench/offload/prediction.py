@@ -30,7 +30,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from nearflash.offload import OffloadedModel
 from nearflash.offload.cache.engines import engine_read_fraction
 from nearflash.offload.machine.measure import measure_machine
 from nearflash.offload.machine.plan import crossing_fraction, model_shape
+from nearflash.offload.machine.stopwatch import times_per_second
 from nearflash.offload.report import OffloadReport
 from nearflash.planning.cost import Prediction, predict
 from nearflash.planning.memory import peaks
@@ -200,11 +200,8 @@ def _measure_machine(folder: Path, path: Path) -> tuple[Machine, float]:
 def _product_rate() -> float:
     """Billions of operations a second of a product in bf16, as a model's layers do it."""
     states, weights = (torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16) for _ in range(2))
-    start, products = perf_counter(), 0
-    while (seconds := perf_counter() - start) < _PRODUCT_S or not products:
-        torch.nn.functional.linear(states, weights)
-        products += 1
-    return 2 * _SIDE**3 * products / seconds / 1e9
+    products = times_per_second(lambda: torch.nn.functional.linear(states, weights), _PRODUCT_S)
+    return 2 * _SIDE**3 * products / 1e9
 
 
 def _is_steady(*rates: float) -> bool:

@@ -107,12 +107,12 @@ def estimate(
     )
     if kv_bytes < _NOTABLE_BYTES:
         return
-    read_bytes = Counter[DriveProfile]()
-    for folder, part in zip(folders, ratio or [1] * len(folders), strict=True):
+    parts, read_bytes = ratio or [1] * len(folders), Counter[DriveProfile]()
+    for folder, part in zip(folders, parts, strict=True):
         if (profile := find_profile(folder) if folder.is_dir() else None) is None:
             yield f"the drive's rates are not known: nearflash devices --measure {folder} keeps them for estimates"
             return
-        read_bytes[profile] += int(kv_bytes / sequences * part / sum(ratio or [len(folders)]))
+        read_bytes[profile] += int(kv_bytes / sequences * part / sum(parts))
     seconds, profile = max(
         ((read_seconds(size_bytes, drive), drive) for drive, size_bytes in read_bytes.items()), key=itemgetter(0)
     )

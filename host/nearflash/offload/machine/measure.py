@@ -22,7 +22,7 @@ from nearflash.offload.cache.host_attention import attend_halves
 from nearflash.offload.machine.machine_file import FREE_SHARE, available_bytes
 from nearflash.offload.machine.measure_layer import STEP_TOKENS, LayerRates, measure_layer
 from nearflash.offload.machine.measure_runtime import tiny_decoder, visit_seconds
-from nearflash.offload.machine.stopwatch import finish, seconds_of
+from nearflash.offload.machine.stopwatch import finish, seconds_of, times_per_second
 from nearflash.planning.policy import VISITS_AHEAD
 from nearflash.planning.profile import Compute, Disk, DiskRate, Links, Machine, MemorySizes, RuntimeCosts
 from nearflash.planning.shapes import ModelShape
@@ -277,19 +277,19 @@ def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> t
     def measure_loss(move: Callable[[], Any]) -> tuple[float, float]:
         losses = []
         for _ in range(_BESIDE_TIMES):
-            alone, moving = _per_second(compute), _per_second(move)
+            alone, moving = times_per_second(compute, _BESIDE_S), times_per_second(move, _BESIDE_S)
             stop, moved = Event(), [0]
             thread = Thread(target=_repeat, args=(move, stop, moved))
             thread.start()
             try:
                 start = time.perf_counter()
-                beside = _per_second(compute) / alone
+                beside = times_per_second(compute, _BESIDE_S) / alone
             finally:
                 stop.set()
                 thread.join()
             rate = moved[0] / (time.perf_counter() - start) / moving
             losses.append(_shares(beside, rate))
-        first, second = map(fmean, zip(*losses, strict=True))  # what is measure_loss now and then is measure_loss, too
+        first, second = map(fmean, zip(*losses, strict=True))  # what is lost now and then is lost, too
         return first, second
 
     with Probe(folder, 4 * _BESIDE_BYTES) as probe:
@@ -304,16 +304,8 @@ def _shares(computing: float, moving: float) -> tuple[float, float]:
     A second beside each other does `computing` seconds of what is computed alone, and `moving` of what is moved alone:
     computing + lost_to_moving * moving = 1, and the other way round.
     """
-    measure_loss = (1 - computing) / max(moving, 1e-3), (1 - moving) / max(computing, 1e-3)
-    return min(1.0, max(0.0, measure_loss[0])), min(1.0, max(0.0, measure_loss[1]))
-
-
-def _per_second(work: Callable[[], Any]) -> float:
-    start, times = time.perf_counter(), 0
-    while (spent := time.perf_counter() - start) < _BESIDE_S or not times:
-        work()
-        times += 1
-    return times / spent
+    lost = (1 - computing) / max(moving, 1e-3), (1 - moving) / max(computing, 1e-3)
+    return min(1.0, max(0.0, lost[0])), min(1.0, max(0.0, lost[1]))
 
 
 def _repeat(work: Callable[[], Any], stop: Event, times: list[int]) -> None:

@@ -70,7 +70,7 @@ def visit_seconds(device: torch.device, dtype: torch.dtype, folder: Path) -> Vis
         few, many = (stack.enter_context(_open_decoder(layers, device, dtype, folder)) for layers in (_FEW, _MANY))
         cases: list[tuple[OffloadedModel, AttentionPolicy | None]] = [(few, None), (many, None), (many, _CHOOSING)]
         turns = [[_seconds(model, attention) for model, attention in cases] for _ in range(_REPEATS)]
-    return VisitSeconds.of(*map(list, zip(*turns, strict=True)))
+    return VisitSeconds.of(*zip(*turns, strict=True))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["finish", "seconds_between", "seconds_of"]
+__all__ = ["finish", "seconds_between", "seconds_of", "times_per_second"]
 
 _LEAST_PAIRS = 3
 
@@ -37,6 +37,15 @@ def seconds_between(
     while len(pairs) < _LEAST_PAIRS or sum(map(sum, pairs)) < least_s:
         pairs.append((_time(device, longer), _time(device, shorter)))
     return median(more - less for more, less in pairs)
+
+
+def times_per_second(work: Callable[[], Any], least_s: float) -> float:
+    """How often a second, of `least_s` seconds and a last time begun in them; for work that ends when it returns."""
+    start, times = time.perf_counter(), 0
+    while (spent := time.perf_counter() - start) < least_s or not times:
+        work()
+        times += 1
+    return times / spent
 
 
 def _time(device: torch.device, work: Callable[[], Any]) -> float:
