@@ -281,13 +281,10 @@ def test_who_waits_for_the_drive_alone_waits_for_nothing_else(opt_6_7b, t4, cach
 
 
 def test_threads_beside_what_computes_have_one_kind_of_load_each(opt_6_7b, t4):
-    """On a machine without a GPU, KV is read and unpacked by one thread; states by none. Weights are unpacked while
-    others are read, on the processors that compute.
+    """On a machine without a GPU, KV is read and unpacked by one thread. Weights are unpacked while others are read, on
+    the processors that compute.
     """
-    links, schedule = (
-        replace(t4.links, one_memory=True),
-        replace(t4.schedule, exposed_weight_loads=0.0, exposed_states=1.0),
-    )
+    links, schedule = replace(t4.links, one_memory=True), replace(t4.schedule, exposed_weight_loads=0.0)
     machine = replace(own(t4), links=links, schedule=schedule)
     found = policy(Shares(disk=1), Shares(disk=1), Shares(disk=1), cache_bits=4, weight_bits=4)
     options, shares = PolicyOptions.of(found), shares_vector(found)
@@ -295,11 +292,26 @@ def test_threads_beside_what_computes_have_one_kind_of_load_each(opt_6_7b, t4):
     _, decode = chains(phases, machine, options)
     parts = {name: float(vector @ shares) for name, vector in phases.decode.items()}
     computed = sum(parts[name] for name in ("gpu", "host", "weights unpacked", "cache unpacked"))
-    rates = replace(schedule, exposed_states=0.0, computing_lost_to_reads=0.0, computing_lost_to_copies=0.0)
+    rates = replace(schedule, computing_lost_to_reads=0.0, computing_lost_to_copies=0.0)
     _, least = chains(phases, replace(machine, schedule=rates), options)
     assert float(least["computing"] @ shares) == pytest.approx(computed)
     assert float(decode["cache loaded"] @ shares) == pytest.approx(parts["cache from disk"] + parts["cache unpacked"])
-    states = parts["activations from disk"] + parts["activations to disk"]
-    hidden = replace(machine, schedule=replace(schedule, exposed_states=0.0))
-    _, before = chains(phases, hidden, options)
-    assert float((decode["computing"] - before["computing"]) @ shares) == pytest.approx(states)
+
+
+def test_a_single_batch_waits_for_its_hidden_states(opt_6_7b, t4):
+    """Those of several are read and written while others compute."""
+    machine = replace(t4, disk=replace(t4.disk, request_s=1e-3))
+    for count in (2, 1):
+        found = policy(GPU, GPU, DISK, 8, count)
+        options, shares = PolicyOptions.of(found), shares_vector(found)
+        phases = terms(opt_6_7b, machine, WORK, options)
+        parts = {name: float(vector @ shares) for name, vector in phases.decode.items()}
+        names = ("activations from disk", "activations to disk", "activations requested")
+        states = sum(parts[name] for name in names)
+        assert parts["activations requested"] == pytest.approx(2 * 32 * count * 1e-3)
+        decode = {name: float(part @ shares) for name, part in chains(phases, machine, options)[1].items()}
+        exposed = parts["activations to gpu"] * machine.schedule.exposed_weight_loads
+        if count > 1:
+            assert decode["hidden states"] == pytest.approx(states + exposed)
+        else:
+            assert "hidden states" not in decode and decode["computing"] >= parts["gpu"] + states

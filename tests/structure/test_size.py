@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 78_800, "rtl": 30_800, "sim": 16_900, "hls": 100, "tests": 82_400}
+LINES = {"host": 78_900, "rtl": 30_800, "sim": 16_900, "hls": 100, "tests": 82_500}
 
 
 @pytest.mark.parametrize("top", LINES)

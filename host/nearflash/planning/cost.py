@@ -33,8 +33,8 @@ _FROM_DISK = ("weights from disk", "activations from disk", "cache from disk")
 _TO_DISK = ("activations to disk", "cache to disk")
 _COMPUTE = ("gpu", "host")
 _UNPACK = ("weights unpacked", "cache packed", "cache unpacked")
-_STATES = ("activations from disk", "activations to disk")
-_AT_DRIVE = ("disk", "cache loaded", "cache stored")
+_STATES = ("activations from disk", "activations to disk", "activations requested")
+_AT_DRIVE = ("disk", "cache loaded", "cache stored", "hidden states")
 """Chains of which each has the drive's time in it."""
 
 
@@ -124,9 +124,15 @@ def chains(
             # The host attends for a batch while the GPU computes another, but for a layer's first and last ones.
             there, here, shown = phase["host"], phase["gpu"], 1 / options.num_batches
             part["computing"], part["host attention"] = here + shown * there, there + shown * here
+        # Read for the next batch while one computes, and written behind the last; a single batch waits for both.
+        states = _sum(phase, _STATES)
+        if options.num_batches > 1:
+            part["hidden states"] = states
+        else:
+            part["computing"] = part["computing"] + states
         # Unpacking takes the processors that compute, or the GPU: beside each other they are no faster.
         part["computing"] = (
-            part["computing"] + _sum(phase, _UNPACK) + schedule.exposed_states * _sum(phase, _STATES)
+            part["computing"] + _sum(phase, _UNPACK)
             + schedule.computing_lost_to_reads * reads + schedule.computing_lost_to_copies * copies
         )  # fmt: skip
         if "device" in phase:

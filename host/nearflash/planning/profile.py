@@ -57,7 +57,7 @@ class Disk:
 
     write_cache: prefill's writes as the writer sees them, into the page cache where I/O is buffered. write_back: what
     the drive takes in the long run. write_tokens: decode's small writes, a token of each sequence. request_s: of a
-    request beside its bytes, where somebody waits for it. direct: the kind of I/O that these rates are of.
+    small request behind large ones, beside its bytes. direct: the kind of I/O that these rates are of.
     """
 
     source: str
@@ -113,17 +113,17 @@ class RuntimeCosts:
     """Costs that the runtime on this machine cannot hide.
 
     exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime
-    waits for all streams at every step, as FlexGen's does. exposed_states: the same of hidden states on disk, which are
-    read and written while nothing computes. per_layer_s: for each layer and batch. per_pass_s: for each batch and pass
-    over all layers, of the model's code around them; per_start_s: once for each batch. per_engine_visit_s: for each
-    layer and sequence of a step of decode where a policy chooses what is read, as engines hold the KV cache then.
-    per_routing_s: more of per_layer_s in layers with experts, whose loading waits for the router. per_state_s: for each
-    element of the hidden states that pass a layer, of norms, rotation, activations and residuals. per_logit_s: for each
-    logit of which a token is chosen. computing_lost_to_reads, computing_lost_to_copies: shares of the time of disk
-    reads and of copies that are lost to what computes beside them: processors move the data, or both wait for memory
-    (unpacking is computing); reads_lost_to_computing: the share of computing's time that reads lose. visits_ahead: so
-    many visits of a layer by a batch may loads be ahead of computing; what takes as long as computing then waits for it
-    now and then, and is waited for; 0: as if neither did.
+    waits for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_pass_s: for
+    each batch and pass over all layers, of the model's code around them; per_start_s: once for each batch.
+    per_engine_visit_s: for each layer and sequence of a step of decode where a policy chooses what is read, as
+    engines hold the KV cache then. per_routing_s: more of per_layer_s in layers with experts, whose loading waits
+    for the router. per_state_s: for each element of the hidden states that pass a layer, of norms, rotation,
+    activations and residuals. per_logit_s: for each logit of which a token is chosen. computing_lost_to_reads,
+    computing_lost_to_copies: shares of the time of disk reads and of copies that are lost to what computes beside
+    them: processors move the data, or both wait for memory (unpacking is computing); reads_lost_to_computing: the
+    share of computing's time that reads lose. visits_ahead: so many visits of a layer by a batch may loads be ahead
+    of computing; what takes as long as computing then waits for it now and then, and is waited for; 0: as if
+    neither did.
     stores_scores: prefill holds all attention scores. full_prefill: it computes all sequences of a batch at once.
     offloads_embeddings: shares of the weights hold outside layers too.
     places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers.
@@ -131,7 +131,6 @@ class RuntimeCosts:
 
     source: str
     exposed_weight_loads: float = 0.0
-    exposed_states: float = 0.0
     per_layer_s: float = 0.0
     per_pass_s: float = 0.0
     per_start_s: float = 0.0
@@ -213,13 +212,13 @@ _TABLES: dict[str, Any] = {"memory": MemorySizes, "links": Links, "disk": Disk, 
                            "schedule": RuntimeCosts, "device": DeviceTier, "prices": Prices}  # fmt: skip
 _OPTIONAL_TABLES = ("disk", "device", "prices")
 _LOST = ("computing_lost_to_reads", "computing_lost_to_copies", "reads_lost_to_computing")
-_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "request_s", "exposed_weight_loads", "exposed_states", "per_layer_s",
+_MAY_BE_ZERO = ("gpu_bytes", "disk_bytes", "request_s", "exposed_weight_loads", "per_layer_s",
                 "per_pass_s", "per_start_s", "per_engine_visit_s", "per_routing_s", "per_state_s", "per_logit_s",
                 "visits_ahead", "dollars_per_written_byte", *_LOST)  # fmt: skip
 _LEAST, _MOST = 1e-24, 1e24
 """Of a number with a unit: beyond, what is predicted is no number any more."""
 _MOST_COUNT, _MAX_BYTES = 1 << 53, 1 << 22
-_FRACTIONS = ("exposed_weight_loads", "exposed_states", "read_fraction", *_LOST)
+_FRACTIONS = ("exposed_weight_loads", "read_fraction", *_LOST)
 
 
 def list_machines() -> list[str]:

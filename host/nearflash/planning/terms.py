@@ -232,9 +232,11 @@ class _Sizes:
         return visits * self.machine.schedule.per_engine_visit_s
 
     @property
-    def parking(self) -> Vector:
-        """Seconds of the requests of hidden states on disk, one of each batch at each layer."""
-        visits = self.shape.state_waits * self.options.num_batches
+    def states_requested(self) -> Vector:
+        """Seconds of the requests of hidden states on disk beside their bytes: a write and a read of each batch at each
+        layer. The drive does other work meanwhile.
+        """
+        visits = 2 * self.shape.state_waits * self.options.num_batches
         return on(visits * self.machine.disk.request_s if self.machine.disk else 0.0, "activations.disk")
 
 
@@ -304,8 +306,9 @@ def _prefill_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Ve
         disk = machine.disk
         seconds |= {
             "weights from disk": moved["weights disk to host"] / disk.read_weights_bytes_per_s,
-            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s + sizes.parking,
-            "activations to disk": moved["activations host to disk"] / disk.write_back_bytes_per_s + sizes.parking,
+            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s,
+            "activations to disk": moved["activations host to disk"] / disk.write_back_bytes_per_s,
+            "activations requested": sizes.states_requested,
             "cache to page cache": moved["cache host to disk"] / disk.write_cache_bytes_per_s,
             "cache to disk": moved["cache host to disk"] / disk.write_back_bytes_per_s,
         }
@@ -347,8 +350,9 @@ def _decode_seconds(sizes: _Sizes, moved: Mapping[str, Vector]) -> dict[str, Vec
         disk = machine.disk
         seconds |= {
             "weights from disk": moved["weights disk to host"] / disk.read_weights_bytes_per_s,
-            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s + sizes.parking,
-            "activations to disk": moved["activations host to disk"] / disk.write_tokens_bytes_per_s + sizes.parking,
+            "activations from disk": moved["activations disk to host"] / disk.read_weights_bytes_per_s,
+            "activations to disk": moved["activations host to disk"] / disk.write_tokens_bytes_per_s,
+            "activations requested": sizes.states_requested,
             "cache from disk": moved["cache disk to host"] / disk.read_cache_bytes_per_s,
             "cache to disk": moved["cache host to disk"] / disk.write_tokens_bytes_per_s,
         }

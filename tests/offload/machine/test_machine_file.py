@@ -1,6 +1,6 @@
 import pytest
 
-from nearflash.abi.errors import PlanError, StateError
+from nearflash.abi.errors import StateError
 from nearflash.offload.machine import machine_file
 from nearflash.offload.machine.machine_file import available_bytes, keep_machine, load_kept_machine
 from nearflash.planning.profile import load_machine
@@ -37,11 +37,14 @@ def test_a_plan_gets_no_more_than_is_free_now(tmp_path, machine, monkeypatch):
         assert memory.gpu_bytes / memory.host_bytes == pytest.approx(4 / 6)
 
 
-def test_damaged_profiles_and_unwritable_places_are_errors(tmp_path, machine, monkeypatch):
+def test_a_profile_that_this_version_does_not_read_is_measured_again(tmp_path, machine):
     file = keep_machine(machine, tmp_path, None)
-    file.write_text("format = 3")
-    with pytest.raises(PlanError, match="must begin with format"):
-        load_kept_machine(tmp_path, None)
+    for text in ("format = 3", file.read_text().replace("[schedule]\n", "[schedule]\nexposed_states = 1.0\n")):
+        file.write_text(text)
+        assert load_kept_machine(tmp_path, None) is None
+
+
+def test_unwritable_places_are_errors(tmp_path, machine, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(StateError, match="must be writable to keep the machine's profile"):

@@ -65,7 +65,7 @@ class Stack(torch.nn.Module):
 
 def stay():
     """Hidden states stay where they are."""
-    return Parked("gpu", DeviceLink(), Ledger())
+    return Parked("gpu", DeviceLink())
 
 
 def batch(model, number, passes, count, out=None):

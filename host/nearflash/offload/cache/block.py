@@ -13,7 +13,7 @@ from nearflash.inference.cache.decoder import head_counts
 from nearflash.offload.cache.host_attention import HostAttention
 from nearflash.offload.cache.kv_cache import BlockMover, CacheMover, TieredCache, TieredLayer, find_cached_layers
 from nearflash.offload.cache.kv_storage import DiskStorage, KvForm, KvStorage, MemoryStorage
-from nearflash.offload.tiers.activations import Parked
+from nearflash.offload.tiers.activations import Parked, StatesFile
 from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.tiers.link import DeviceLink, host_memory
 from nearflash.planning.placement import place_units
@@ -64,6 +64,7 @@ class Block:
         self._text = config.get_text_config(decoder=True)
         self._held: list[tuple[str, int]] = []
         self._file: DirectFile | None = None
+        self._states: StatesFile | None = None
         self.mover: BlockMover | None = None
         self._host: HostAttention | None = None
         plans = [self._plan(shape) for shape in shapes]
@@ -74,6 +75,7 @@ class Block:
             if disk := max(plan.bytes["disk"] for plan in plans):
                 self._take("disk", disk, "KV cache and activations")
                 self._file = _scratch_file(scratch, disk)
+                self._states = StatesFile(self._file, link, ledger, overlap=policy.overlap)
                 for memory in self.mover.staging:
                     self._file.backend.register(memory.numpy())
         except BaseException:
@@ -86,9 +88,7 @@ class Block:
         layers = {unit.layer: self._layer(unit) for unit in plan.units if unit.batch == number}
         tier, offset = plan.parked[number]
         cache = TieredCache(self._config, layers)
-        return cache, Parked(
-            tier, self._link, self._ledger, self._file if tier == "disk" else None, offset, plan.states_bytes
-        )  # fmt: skip
+        return cache, Parked(tier, self._link, self._states if tier == "disk" else None, offset, plan.states_bytes)
 
     def close(self) -> None:
         """Free everything; may be called twice."""
@@ -97,6 +97,8 @@ class Block:
         if self._host is not None:
             self._host.close()
             self._host = None
+        if self._states is not None:
+            self._states.close()
         if self._file is not None:
             self._file.close()
         while self._held:

@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import PlanError, StateError
 from nearflash.planning.profile import Machine, load_machine, machine_toml
 from nearflash.support.files import write_durably
 from nearflash.support.folders import user_folder
@@ -40,14 +40,16 @@ def keep_machine(machine: Machine, folder: Path, what: str | None) -> Path:
 
 
 def load_kept_machine(folder: Path, what: str | None) -> Machine | None:
-    """The profile kept for a folder's drive and a model, with no more memory than is free now; None where none is.
-
-    Raises PlanError for a file that is no profile.
+    """The profile kept for a folder's drive and a model, with no more memory than is free now; None where none is that
+    this version reads.
     """
     file = _file(folder, what)
     if not file.exists():
         return None
-    machine = load_machine(file)
+    try:
+        machine = load_machine(file)
+    except PlanError:  # damaged, or of another version: measured again
+        return None
     memory = machine.memory
     free = available_bytes() * FREE_SHARE
     gpu_bytes = memory.gpu_bytes

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -58,7 +59,7 @@ _HEAD_BYTES, _HEADS_BYTES = 64 << 20, 192 << 20
 """Of an output layer at most, and of as many as the caches do not hold, as a step's layers push it out of them."""
 _EXPANDED_BYTES = 64 << 20
 """Dense bytes of what is expanded at least, where the checkpoint has as many: more than the caches hold."""
-_REQUESTS = 256
+_REQUESTS = 128
 """Of one block each, one at a time."""
 _HOST_GPU_SHARE = 0.25
 """Of free memory that computes on a machine without a GPU, unless a budget is given."""
@@ -111,7 +112,6 @@ def measure_machine(
         schedule = RuntimeCosts(
             source="measured: the runtime, a layer beside its matrices; matrix products, disk reads and copies beside "
                    "each other",
-            exposed_states=1.0,
             per_layer_s=max(0.0, visit.layer - _layer_seconds(device, dtype)) if layer_rates else visit.layer,
             per_pass_s=visit.one_pass,
             per_start_s=visit.start,
@@ -278,15 +278,9 @@ def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> t
         losses = []
         for _ in range(_BESIDE_TIMES):
             alone, moving = times_per_second(compute, _BESIDE_S), times_per_second(move, _BESIDE_S)
-            stop, moved = Event(), [0]
-            thread = Thread(target=_repeat, args=(move, stop, moved))
-            thread.start()
-            try:
-                start = time.perf_counter()
+            start = time.perf_counter()
+            with _beside(move) as moved:
                 beside = times_per_second(compute, _BESIDE_S) / alone
-            finally:
-                stop.set()
-                thread.join()
             rate = moved[0] / (time.perf_counter() - start) / moving
             losses.append(_shares(beside, rate))
         first, second = map(fmean, zip(*losses, strict=True))  # what is lost now and then is lost, too
@@ -308,10 +302,23 @@ def _shares(computing: float, moving: float) -> tuple[float, float]:
     return min(1.0, max(0.0, lost[0])), min(1.0, max(0.0, lost[1]))
 
 
-def _repeat(work: Callable[[], Any], stop: Event, times: list[int]) -> None:
-    while not stop.is_set():
-        work()
-        times[0] += 1
+@contextmanager
+def _beside(work: Callable[[], Any]) -> Iterator[list[int]]:
+    """Work that a thread repeats as long as the block runs; how often it did by then."""
+    stop, times = Event(), [0]
+
+    def repeat() -> None:
+        while not stop.is_set():
+            work()
+            times[0] += 1
+
+    thread = Thread(target=repeat)
+    thread.start()
+    try:
+        yield times
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _layer_seconds(device: torch.device, dtype: torch.dtype) -> float:
@@ -393,6 +400,12 @@ def _disk(rates: Sequence[DiskRate], request_s: float) -> Disk:
 
 
 def _request_seconds(folder: Path) -> float:
-    """Seconds of a direct write of one block and of its read, the mean of both: their bytes take next to nothing."""
-    with Probe(folder, _REQUESTS * BLOCK_BYTES, block_bytes=BLOCK_BYTES, threads=1) as probe:
-        return fmean((probe.write(probe.size_bytes), probe.read(probe.size_bytes))) / _REQUESTS
+    """Seconds of a direct write of one block and of its read, the mean of both, behind large reads as a layer's weights
+    are read: its bytes take next to nothing.
+    """
+    small = Probe(folder, _REQUESTS * BLOCK_BYTES, block_bytes=BLOCK_BYTES, threads=1)
+    large = Probe(folder, 4 * _BESIDE_BYTES, block_bytes=16 << 20, threads=2)
+    with small, large:
+        large.write(large.size_bytes)
+        with _beside(lambda: large.read(_BESIDE_BYTES)):
+            return fmean((small.write(small.size_bytes), small.read(small.size_bytes))) / _REQUESTS

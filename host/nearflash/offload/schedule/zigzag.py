@@ -2,7 +2,8 @@
 
     for each token:  for each layer j:  wait for the weights of j, begin those of j + 1
                          for each batch k:  wait for the KV cache of (j, k), begin those of the next VISITS_AHEAD
-                                            compute (j, k), begin to store its new keys and values
+                                            begin the hidden states of the next batch, where they are on disk
+                                            compute (j, k), begin to store its new keys, values and hidden states
 
 Where the host attends beside a GPU, (j, k) stops at its attention, and goes on after (j, k + 1) came as far.
 
@@ -194,6 +195,7 @@ class ZigZag:
                     self._mover.ready(layer)
                 with self._ledger.span(STATES_WAIT):
                     batch.parked.restore()
+                batches[(index + 1) % len(batches)].parked.begin()
                 if number == self._last:
                     batch.passes_left -= 1
                 if layer is not None and layer.attends_on_host:

@@ -272,7 +272,7 @@ def spill(folder: Path) -> FuzzedFormat:
     import torch
 
     from nearflash.offload.cache.kv_storage import DiskStorage, KvForm
-    from nearflash.offload.tiers.activations import Parked
+    from nearflash.offload.tiers.activations import Parked, StatesFile
     from nearflash.offload.tiers.ledger import Ledger
     from nearflash.offload.tiers.link import DeviceLink, host_memory
 
@@ -287,7 +287,8 @@ def spill(folder: Path) -> FuzzedFormat:
         storage.store(memory, 0, form.tokens)
 
     def park() -> tuple[Parked, torch.Tensor]:
-        waiting, states = Parked("disk", DeviceLink(), Ledger(), file, 2 * size, states_bytes), hidden.clone()
+        places = StatesFile(file, DeviceLink(), Ledger(), overlap=False)
+        waiting, states = Parked("disk", DeviceLink(), places, 2 * size, states_bytes), hidden.clone()
         waiting.park(states)
         return waiting, states
 
