@@ -145,10 +145,16 @@ def functions(monkeypatch):
 
 
 def test_build_prints_what_is_made_and_ends_with_2_where_tools_are_missing(capsys, desk, functions):
-    assert run(capsys, "build", "desk", "--kernel", "update", "--package-only") == (0, "one line\n", "")
+    assert run(capsys, "build", "desk", "--kernel", "update") == (0, "one line\n", "")
     assert run(capsys, "build", "desk", "--kernel", "attend") == (
         2, "one line\n", "nearflash: desk must be built by vivado\n")  # fmt: skip
-    assert functions == [("desk", "update", True), ("desk", "attend", False)]
+    assert functions == [("desk", "update", False), ("desk", "attend", False)]
+
+
+def test_a_vendors_package_is_written_without_its_tools(capsys, desk, functions):
+    (desk / "board.toml").write_text(BOARD.replace('"open"', '"vivado"'))
+    assert run(capsys, "build", "desk", "--package-only") == (0, "one line\n", "")
+    assert functions == [("desk", None, True)]
 
 
 def test_prove_prints_figures_or_what_is_missing(capsys, desk, monkeypatch):

@@ -249,8 +249,6 @@ def test_a_split_master_reads_less_and_wants_bf16(train, tmp_path):
 
 def test_choices_of_topk_want_topk(train):
     assert "ratio must be in (0, 1], not 0" in train("--topk", "0")[1]  # once as if it had not been given
-    code, err = train("--topk-warmup", "3")
-    assert code == 2 and "--topk must be given beside the warmup of Top-K: the share that is sent" in err
 
 
 def test_two_devices(train, tmp_path):

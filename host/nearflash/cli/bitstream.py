@@ -13,6 +13,7 @@ from typing import Any
 from nearflash.abi.errors import BitstreamError, CommandError, DigestError
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.cli.costs import show_costs
+from nearflash.support.arguments import Idle, declare_idle
 from nearflash.support.ssh import HOST, ssh_command
 
 __all__ = ["add", "load_function"]
@@ -44,9 +45,15 @@ def add(subparsers: Any) -> None:
     listing = action("list", _list, "List boards and kernels: evidence, Fmax, resources, files.", optional=True)
     listing.add_argument("--cost", action="store_true", help="Show cells, clock, bound of the rate, price of the part.")
     listing.add_argument("--json", action="store_true", help="With --cost: write one JSON object a line.")
+    declare_idle(listing, Idle(("json",), lambda given: not given.cost, "given with --cost, whose lines it writes"))
     build = action("build", _build, "Build a board's bitstreams, or what its vendor's tools need.", optional=False)
     build.add_argument("--kernel", help="Build this kernel only (boards of the open flow).")
     build.add_argument("--package-only", action="store_true", help="Write the package and run no vendor tool.")
+    declare_idle(
+        build,
+        Idle(("kernel",), lambda given: not _is_open(given.board), "left out, as the vendor's tools build all kernels"),
+        Idle(("package_only",), lambda given: _is_open(given.board), "left out, as the open flow has no package"),
+    )
     prove = action("prove", _prove, "Decode bitstreams, compare them with what was routed, run them.", optional=False)
     prove.add_argument("--kernel", help="Prove this kernel only (default: all that were built).")
     prove.add_argument("--mutants", type=int, default=200, help="Flips of one used bit that must be seen.")
@@ -82,6 +89,12 @@ def _choose_boards(arguments: argparse.Namespace) -> list[Any]:
     from nearflash.device.bitstreams import boards, load_board
 
     return [load_board(name) for name in ([arguments.board] if arguments.board else boards())]
+
+
+def _is_open(name: str) -> bool:
+    from nearflash.device.bitstreams import load_board
+
+    return bool(load_board(name).flow == "open")
 
 
 def _kernels(board: Any) -> list[str]:

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from nearflash.support.arguments import Idle, declare_idle
+
 __all__ = ["add"]
 
 _EXAMPLES = """examples:
@@ -32,6 +34,17 @@ def add(subparsers: Any) -> None:
         "--record", type=Path, metavar="FILE", help="Write a transcript that the device `replay` plays back."
     )
     parser.set_defaults(run=_run)
+    sizes = {"params": "update", "tokens": "attend", "columns": "expand"}
+    declare_idle(parser, *(_size_of(name, kernel) for name, kernel in sizes.items()))
+
+
+def _size_of(name: str, kernel: str) -> Idle:
+    """The rule of a size that commands of one kernel have."""
+    return Idle((name,), lambda given: _kernel(given) != kernel, f"left out but for a kernel {kernel}, which has them")
+
+
+def _kernel(given: argparse.Namespace) -> str:
+    return str(given.device.partition(":")[2].partition("-")[0] or given.kernel or "update")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,13 @@
-"""Types of commands' arguments that are numbers, for argparse; every package with a command shares them."""
+"""Arguments of commands that are numbers, and options that would be without effect; every package shares them."""
 
 import argparse
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
-__all__ = ["MOST", "above_zero", "non_negative", "positive", "rate"]
+from nearflash.abi.errors import CommandError
+
+__all__ = ["MOST", "Idle", "above_zero", "declare_idle", "non_negative", "positive", "rate", "refuse_idle"]
 
 
 MOST = 1 << 53
@@ -47,3 +51,32 @@ def above_zero(text: str, most: float = math.inf, what: str = "number") -> float
     if not 0 < number < most:
         raise argparse.ArgumentTypeError(f"must be a {what} above 0, not {text!r}")
     return number
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Options of a command, by their destinations, that have no effect beside some others."""
+
+    names: tuple[str, ...]
+    applies: Callable[[argparse.Namespace], object]
+    """Whether the others are so that these have none."""
+    rule: str
+    """What the names must be: `left out with --measure, which lists nothing`."""
+
+
+def declare_idle(parser: argparse.ArgumentParser, *rules: Idle) -> None:
+    """Have a command, once parsed, refused by `refuse_idle` where one of these options is given in vain."""
+    parser.set_defaults(idle=(parser, rules))
+
+
+def refuse_idle(arguments: argparse.Namespace, *found: Idle) -> None:
+    """Raise CommandError for options that are given, other than their defaults, where a rule applies: one of those that
+    the command declared, or of those `found`, of what only its files tell."""
+    if not hasattr(arguments, "idle"):
+        return
+    parser, declared = arguments.idle
+    for rule in found or declared:
+        given = [name for name in rule.names if getattr(arguments, name) != parser.get_default(name)]
+        if given and rule.applies(arguments):
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise CommandError(f"{options} must be {rule.rule}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, MasterFormat, OptimizerStep, SgdStep, StateFormat
-from nearflash.support.arguments import above_zero, non_negative, positive, rate
+from nearflash.support.arguments import Idle, above_zero, declare_idle, non_negative, positive, rate
 from nearflash.support.files import check_replaceable, check_writable
 from nearflash.support.progress import print_step
 
@@ -27,6 +27,7 @@ _RULES: dict[str, Callable[..., OptimizerStep]] = {
     "adagrad": partial(AdagradStep, 0.0, 1),
     "lion": partial(LionStep, 0.0, 1),
 }
+_TOPK_CHOICES = ("residual", "values", "warmup", "unsaved")
 _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 _PREFLIGHT_EXAMPLES = """examples:
   nearflash preflight /mnt/nvme --params 135M
@@ -118,6 +119,15 @@ def train(subparsers: Any) -> None:
     parser.add_argument("--save", type=Path, metavar="DIR", help="Write the model to this folder at the end.")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
     parser.set_defaults(run=_train)
+    choices = tuple(f"topk_{name}" for name in _TOPK_CHOICES)
+    declare_idle(
+        parser,
+        Idle(choices, lambda given: given.topk is None, "given with --topk, the share that is sent"),
+        Idle(("topk_unsaved",), lambda given: given.topk_residual == "none",
+             "left out with --topk-residual none, which holds nothing"),
+        Idle(("state_format",), lambda given: given.optimizer == "sgd",
+             "left out with --optimizer sgd, which has no moments without momentum"),
+    )  # fmt: skip
 
 
 def _add_master(parser: argparse.ArgumentParser) -> None:
@@ -215,15 +225,12 @@ def _add_topk(parser: argparse.ArgumentParser) -> None:
 
 
 def _compression(arguments: argparse.Namespace) -> "TopK | None":
-    """Raises CommandError for choices of Top-K without it."""
     from nearflash.training import TopK
 
-    choices = {name: getattr(arguments, f"topk_{name}") for name in ("residual", "values", "warmup", "unsaved")}
-    given = {name: value for name, value in choices.items() if value is not None}
     if arguments.topk is None:
-        if given:
-            raise CommandError(f"--topk must be given beside the {next(iter(given))} of Top-K: the share that is sent")
         return None
+    choices = {name: getattr(arguments, f"topk_{name}") for name in _TOPK_CHOICES}
+    given = {name: value for name, value in choices.items() if value is not None}
     residual = given.get("residual", "int4")
     return TopK(
         arguments.topk,

@@ -160,7 +160,6 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
             "weights_path must be left out with expand_device",
         ),
         (("--path", "a", "--path", "./a"), "path must name each file once"),
-        (("--session-tokens", "64"), "session_tokens must be given with session"),
         (("--attention", "dense", "--top-k", "4"), "top_k must be left out with attention dense, which reads all"),
         (("--expand-device", "model"), "expand_device must be given with --plan FILE, or --plan auto"),
         (
@@ -174,6 +173,12 @@ def test_finished_texts_are_kept_and_traced(tmp_path, prompts, capsys):
         ),
         (("--cache-bits", "4", "--cache", "host=1", "--stream"), "cache_bits must be 16 where an attention"),
         (("--cache-bits", "4", "--cache", "host=1", "--session", "kv"), "cache_bits must be 16 with session"),
+        (
+            ("--cache", "host=1", "--cache-size", "2G"),
+            "--cache-size must be left out where the plan's tiers hold K and V",
+        ),
+        (("--cache", "host=1", "--stripe-ratio", "1"), "--stripe-ratio must be left out where the plan's tiers hold"),
+        (("--cache", "host=1", "--read-ahead"), "--read-ahead must be left out where the plan's tiers hold K and V"),
         (("--cache", "host=1", "--path", "a", "--path", "b", "--stripe-ratio", "1"), "stripe_ratio must have a number"),
     ],
 )
@@ -181,6 +186,25 @@ def test_options_that_do_not_go_together(options, message, monkeypatch):
     monkeypatch.setattr(OffloadedModel, "__init__", None)  # nothing is loaded before
     with pytest.raises(CommandError, match=re.escape(message)):
         run("a prompt", *options)
+
+
+@pytest.mark.parametrize("options", [(), ("--no-overlap",)])
+def test_a_plan_that_is_found_overlaps_unless_told_otherwise(options, monkeypatch):
+    class Opened(Exception):
+        """Holds the policy."""
+
+    def open_model(self, model, policy, **_):
+        raise Opened(policy)
+
+    monkeypatch.setattr(OffloadedModel, "__init__", open_model)
+    with pytest.raises(Opened) as opened:
+        run("a prompt", "--plan", "auto", *options)
+    assert opened.value.args[0].overlap is not bool(options)
+
+
+def test_a_template_wraps_no_tokens():
+    with pytest.raises(CommandError, match="chat must be left out where prompts are tokens"):
+        run("[1, 2]", "--json", "--chat")
 
 
 def test_pages_come_from_the_drive_beside_a_device(tmp_path, capsys):

@@ -97,7 +97,7 @@ def test_a_seed_decides_what_is_sampled(capsys):
 def test_a_seed_where_nothing_is_drawn_is_refused(capsys, drawn):
     """It was ignored, and each seed gave the same text."""
     code, _, err = run(capsys, "generate", "--model", str(MODEL), "Water is", "--seed", "1", *drawn)
-    assert code == 2 and "seed must be given with a temperature above 0: else nothing is drawn" in err
+    assert code == 2 and "--seed must be given with a temperature above 0: else nothing is drawn" in err
 
 
 @pytest.mark.parametrize(("rates", "seconds"), [((3.0, 1.0), 0.246), ((3.0, 3.0), 0.246), ((3.0, 0.5), 0.492)])

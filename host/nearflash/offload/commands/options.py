@@ -13,11 +13,11 @@ from nearflash.inference.commands.console import check_device, is_torch
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.offload.weights.options import check_weight_options
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.support.arguments import above_zero, non_negative, positive, rate
+from nearflash.support.arguments import Idle, above_zero, declare_idle, non_negative, positive, rate
 from nearflash.support.files import check_replaceable
 
 __all__ = [
-    "AUTO", "Computing", "add_options", "check_options", "check_seeded", "devices_of", "plan_by_hand", "policy_by_hand",
+    "AUTO", "Computing", "add_options", "check_options", "devices_of", "plan_by_hand", "policy_by_hand",
     "sampling_options", "shares",
 ]  # fmt: skip
 
@@ -56,6 +56,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_attention(parser.add_argument_group("attention: what decode reads of K and V"))
     _add_storage(parser.add_argument_group("storage: where K and V lie, and what attends to them"))
     _add_plan(parser.add_argument_group("offloading: models and KV caches that are larger than memory"))
+    declare_idle(
+        parser,
+        Idle(("session_tokens",), lambda given: given.session is None, "given with --session, whose file they are of"),
+        Idle(("read_ahead",), lambda given: given.attention in (AttentionMode.DENSE, AttentionMode.KVSWAP),
+             "left out with --attention dense, which chooses nothing, and kvswap, which reads ahead itself"),
+        Idle(("cache_size",), lambda given: not (given.path or any(map(is_torch, _attention_names(given)))),
+             "left out where K and V are in a device's memory or NAND, or given with --path, whose window it is"),
+    )  # fmt: skip
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -221,8 +229,8 @@ def check_options(arguments: argparse.Namespace, prompts: Sequence[Any], devices
         raise CommandError(f"{one_by_one[0]} must be given without results and json, which are of finished texts")
     if arguments.path and len({path.absolute() for path in arguments.path}) < len(arguments.path):
         raise CommandError("path must name each file once, as KV heads are distributed over files")
-    if arguments.session_tokens is not None and arguments.session is None:
-        raise CommandError("session_tokens must be given with session, whose file they are of")
+    if arguments.chat and not isinstance(prompts[0], str):
+        raise CommandError("chat must be left out where prompts are tokens, which no template wraps")
     if arguments.session is not None:
         _check_session(arguments, devices)
     if arguments.trace is not None:
@@ -243,7 +251,7 @@ def devices_of(arguments: argparse.Namespace) -> Computing:
     apart = [name for name in ("model_device", "kv_device") if getattr(arguments, name) is not None]
     if apart and arguments.device is not None:
         raise CommandError(f"device must be left out with {', '.join(apart)}: it says both")
-    attention = tuple((arguments.kv_device or arguments.device or "cpu").split(","))
+    attention = _attention_names(arguments)
     model = arguments.model_device or (attention[0] if apart == [] and is_torch(attention[0]) else "cpu")
     for name in attention:
         check_device(name)
@@ -258,6 +266,10 @@ def devices_of(arguments: argparse.Namespace) -> Computing:
             f"nand_block_pages must be 0 with device {without[0]}, which has no NAND, not {arguments.nand_block_pages}"
         )
     return Computing(model, attention)
+
+
+def _attention_names(arguments: argparse.Namespace) -> tuple[str, ...]:
+    return tuple((arguments.kv_device or arguments.device or "cpu").split(","))
 
 
 def policy_by_hand(arguments: argparse.Namespace) -> AttentionPolicy | None:
@@ -299,12 +311,6 @@ def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.mini_batches > 1:
         raise CommandError("mini_batches must be 1 where tokens are drawn: their order would decide")
     return {"do_sample": True, "temperature": arguments.temperature, "top_p": arguments.sampling_top_p, "top_k": 0}
-
-
-def check_seeded(arguments: argparse.Namespace, is_sampled: bool) -> None:
-    """Raise CommandError for a seed where no token is drawn, by the options and the model's folder together."""
-    if arguments.seed is not None and not is_sampled:
-        raise CommandError("seed must be given with a temperature above 0: else nothing is drawn")
 
 
 def shares(text: str) -> Shares:

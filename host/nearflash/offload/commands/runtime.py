@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from nearflash.inference.settings import Caller, GenerationSettings, generation_
 from nearflash.inference.setup import CPU, check_gpu, check_policy, drive_profile, is_gpu, open_engine, split_parts
 from nearflash.offload.cache.block import BatchShape, BlockShape
 from nearflash.offload.cache.engines import BlockEngines, KvPlaces, check_engines, engine_read_fraction
-from nearflash.offload.commands.options import Computing, check_seeded, plan_by_hand
+from nearflash.offload.commands.options import Computing, plan_by_hand
 from nearflash.offload.generation import OffloadedModel
 from nearflash.offload.report import OffloadResult
 from nearflash.offload.schedule.pipeline import count_ranks
@@ -37,6 +37,7 @@ from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.weights.skeleton import open_skeleton
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.storage.kv import KvLayout, KvShape, read_kept_layout
+from nearflash.support.arguments import Idle, refuse_idle
 from nearflash.support.progress import print_step
 from nearflash.weights.empty import generation_config_of, load_config
 from nearflash.weights.folder import open_folder
@@ -48,6 +49,12 @@ if TYPE_CHECKING:
 __all__ = ["Job", "run"]
 
 _IN_MEMORY = Shares(gpu=1)
+_IN_ENGINES = Idle(
+    ("stripe_ratio", "cache_size", "read_ahead"), lambda _: True,
+    "left out where the plan's tiers hold K and V, or given with --attention, --policy, --path or --kv-device",
+)  # fmt: skip
+"""Of engines that hold none."""
+_DRAWN = Idle(("seed",), lambda _: True, "given with a temperature above 0: else nothing is drawn")
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,8 @@ def _run_in_memory(job: Job) -> int:
         model = model.to(job.devices.model)
     rows, shape = job.rows(lambda: tokenizer, vocabulary_size(model)), kv_shape_of(model.config)
     settings = settings_of(model, tokenizer, job.caller, rows, options.max_new_tokens, job.sampling)
-    check_seeded(options, settings.is_sampled)
+    if not settings.is_sampled:
+        refuse_idle(options, _DRAWN)
     sequences = len(rows) * settings.num_beams
     policy = OffloadPolicy(len(rows), 1, _IN_MEMORY, _IN_MEMORY, _IN_MEMORY)
     tokens = _sequence_tokens(job, model.config, rows, settings)
@@ -139,13 +147,16 @@ def _run_by_plan(job: Job) -> int:
     vocabulary = config.get_text_config(decoder=True).vocab_size
     rows = job.rows(tokenizer, vocabulary)
     settings, one_call = _settings_by_plan(job, rows, config, folder.path, vocabulary)
-    check_seeded(options, settings.is_sampled)
+    if not settings.is_sampled:
+        refuse_idle(options, _DRAWN)
     tokens, sequences = _sequence_tokens(job, config, rows, settings), len(rows) * settings.num_beams
     kept = _read_plan(options)
     bits = 16 if kept is None else kept[1].policy.cache_bits
     attention, layout, sentence = _attention_by_plan(job, config, folder.path, tokens, sequences, one_call, bits)
     read = 1.0 if attention is None else engine_read_fraction(attention, kv_shape_of(config), tokens, layout)
     plan, policy, line = _plan(options, kept, max(map(len, rows)), settings.max_new_tokens, sequences, read)
+    if options.no_overlap:
+        policy = replace(policy, overlap=False)
     print(line, file=sys.stderr)
     if sentence:
         print(sentence, file=sys.stderr)
@@ -341,6 +352,8 @@ def _check_places(
                             places.paths or None, places.stripe_ratio)  # fmt: skip
         if attention is not None:
             check_policy(attention, [device for device, _, _ in parts], read_ahead=places.read_ahead)
+    else:
+        refuse_idle(job.arguments, _IN_ENGINES)
 
 
 def _plan(

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nearflash.abi.errors import UncheckedWarning
-from nearflash.support.arguments import non_negative
+from nearflash.abi.errors import CommandError, UncheckedWarning
+from nearflash.support.arguments import Idle, declare_idle, non_negative
 
 if TYPE_CHECKING:
     from nearflash.storage.state.state_store import StateStore
@@ -69,6 +69,8 @@ def state(subparsers: Any) -> None:
         "--ranks", type=int, metavar="N", help="FILEs are of all ranks of a run: write N ranks' into the folder --to."
     )
     _add_target(other, _reshard)
+    rule = "left out with --ranks: each rank has one file"
+    declare_idle(other, Idle(("stripe_ratio",), lambda given: given.ranks is not None, rule))
 
 
 def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -185,6 +187,8 @@ def _reshard(arguments: argparse.Namespace) -> int:
     from nearflash.storage.state.ranks import reshard_offline
 
     if arguments.ranks is not None:
+        if len(arguments.to) > 1:
+            raise CommandError(f"--to must be one folder with --ranks, not {len(arguments.to)} files")
         for path in reshard_offline(arguments.files, arguments.to[0], arguments.ranks, direct=not arguments.buffered):
             print(path)
         return 0
