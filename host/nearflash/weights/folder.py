@@ -31,6 +31,9 @@ _QUANTISED = ("quantization_config", "compression_config", "quantization")
 """Keys under which a configuration states how its weights are quantised; transformers reads the first."""
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
 """Patterns of the files of tokens that tokenizers of transformers are made of."""
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_OF_BYTES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
+"""Tokenizers of transformers whose tokens are bytes or characters: they have no such file."""
 _UNREAD = ("transformers_weights", "fusion_config")
 """Keys that have transformers load other weights, or another graph, than the folder's usual ones."""
 
@@ -101,7 +104,7 @@ def open_folder(
     except (OSError, ValueError):  # a name that is too long
         is_model = False
     if not is_model:
-        raise CommandError(f"model must be {SMOLLM2} or a folder with a {CONFIG}, not {str(name)!r}")
+        raise CommandError(f"model must be {SMOLLM2} or a folder with a {CONFIG}, not {str(name)!r}{_advise(folder)}")
     _check_files(folder)
     opened = ModelFolder(folder, read_config(folder / CONFIG))
     opened.check_layers()
@@ -115,8 +118,20 @@ def open_folder(
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a file that a tokenizer is made of: without one, transformers makes some of no tokens."""
-    return any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern))
+    """Whether a folder has what a tokenizer is made of: without that, transformers makes some of no tokens."""
+    if any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
+        return True
+    file = folder / _TOKENIZER_CONFIG
+    return file.is_file() and read_config(file).get("tokenizer_class") in _OF_BYTES
+
+
+def _advise(folder: Path) -> str:
+    """What to take in the place of a GGUF file, or a folder of some; nothing for what is neither."""
+    try:
+        has_gguf = folder.suffix == ".gguf" or any(folder.glob("*.gguf"))
+    except (OSError, ValueError):  # a name that is too long
+        has_gguf = False
+    return ": of GGUF files only its own is read; take the checkpoint of safetensors" if has_gguf else ""
 
 
 def read_config(file: Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def read_config(model: Path) -> Mapping[str, Any]:
 
 def _open_model(model: Path) -> ModelFolder:
     try:
-        if str(model) == SMOLLM2 or model.is_dir() or model.name == CONFIG:
+        if str(model) == SMOLLM2 or model.is_dir() or model.name == CONFIG or model.suffix == ".gguf":
             return open_folder(model.parent if model.name == CONFIG else model, gguf=True)
         return ModelFolder(model, read_file(model))
     except (OSError, ValueError, CommandError) as error:
