@@ -26,12 +26,12 @@ __all__ = [
     "check_replaceable",
     "check_writable",
     "copy_durably",
-    "describe_link",
     "flush_folder",
     "give_name",
     "open_regular",
     "read_bytes",
     "read_text",
+    "refuse_link",
     "remove_on_error",
     "replace_file",
     "write_durably",
@@ -119,11 +119,14 @@ def check_writable(folder: Path) -> None:
         raise OSError(reason, os.strerror(reason), str(folder))
 
 
-def describe_link(path: Path) -> str | None:
-    """Name what a symbolic link leads to, for messages that refuse it; None for a path that is none. Raises OSError."""
-    if not path.is_symlink():
-        return None
-    return f"a link to {path.readlink()}{'' if path.exists() else ', where nothing is'}"
+def refuse_link(path: Path, rule: str, kind: type[Exception]) -> None:
+    """Raise an error of this kind for a symbolic link, which must be `rule`; nothing for what is none, or OSError."""
+    if path.is_symlink():
+        nothing = "" if path.exists() else ", where nothing is"
+        raise kind(
+            f"{path} must be {rule}, not a link to {path.readlink()}{nothing}: give the file's own path, or remove the "
+            "link"
+        )
 
 
 def copy_durably(source: Path, path: Path, *, mode: int = PRIVATE_MODE) -> None:

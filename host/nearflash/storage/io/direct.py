@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
 from nearflash.device.memory import anonymous as aligned_buffer
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend, PositionalBackend
-from nearflash.support.files import describe_link, flush_folder
+from nearflash.support.files import flush_folder, refuse_link
 
 __all__ = [
     "DirectFile",
@@ -63,11 +63,7 @@ class DirectFile:
                     f"{path} must be on a file system with O_DIRECT (ext4, xfs, btrfs); "
                     "move it there, or pass direct=False to go through the page cache"
                 ) from error
-            if link := describe_link(path):
-                raise StateError(
-                    f"{path} must be a file that can be opened, not {link} ({error.strerror}): give the file's own "
-                    "path, or remove the link"
-                ) from error
+            refuse_link(path, f"a file that can be opened ({error.strerror})", StateError)
             raise StateError(f"{path} cannot be opened ({error.strerror}): check path and permissions") from error
         self._release = weakref.finalize(self, _unlock_and_close, self._fd)
         os.set_blocking(self._fd, True)  # else io_uring returns before the drive has answered

@@ -14,7 +14,7 @@ from nearflash.storage.io.reuse import reuse_buffer
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
-from nearflash.support.files import describe_link
+from nearflash.support.files import refuse_link
 
 __all__ = ["Fill", "create_files", "discard_files", "fill_files", "open_files", "publish_files"]
 
@@ -37,8 +37,8 @@ def create_files(
     otherwise, or is given twice, StorageFullError (nothing is left then).
     """
     for path in paths:
-        if not path.exists() and (link := describe_link(path)):
-            raise StateError(f"{path} must be a free name, not {link}: give the file's own path, or remove the link")
+        if not path.exists():
+            refuse_link(path, "a free name", StateError)
         if (path.exists() and not replacing) or paths.count(path) > 1:
             raise StateError(f"{path} must not exist yet and be given once; open it, or choose another path")
     files: list[StateFile] = []

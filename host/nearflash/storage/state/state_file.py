@@ -31,7 +31,7 @@ from nearflash.storage.state.metadata import decode_metadata
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp, Superblock, last_and_previous, void_block
 from nearflash.storage.state.weight_log import WHOLE_STEPS, apply_changes, find_changes
-from nearflash.support.files import describe_link, give_name
+from nearflash.support.files import give_name, refuse_link
 from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["StateFile", "Version"]
@@ -137,7 +137,8 @@ class StateFile:
     def open(cls, path: Path, *, direct: bool = True, backend: IoBackend | None = None, writable: bool = True) -> Self:
         """An existing file at its last committed step. Raises StateError, naming what is wrong; changes nothing."""
         if not path.is_file():
-            what = "one that is no regular file" if path.exists() else describe_link(path) or "a missing one"
+            refuse_link(path, "a state file", StateError)
+            what = "one that is no regular file" if path.exists() else "a missing one"
             raise StateError(f"{path} must be a state file, not {what}; check the path or create it")
         file = DirectFile.open(path, direct=direct, backend=backend, writable=writable)
         try:
