@@ -73,6 +73,11 @@ class Job:
         """Who generates where it is one call at a time."""
         return Caller.GENERATE if self.arguments.session is None else Caller.SESSION
 
+    @property
+    def seed(self) -> int:
+        """Of what is drawn."""
+        return int(self.arguments.seed or 0)
+
     def places(self, layout: KvLayout | None) -> KvPlaces:
         """Devices and files on which engines keep K and V."""
         options, devices = self.arguments, self.devices.attention
@@ -216,7 +221,7 @@ def _compute_blocks(
 ) -> int:  # fmt: skip
     options, first = job.arguments, model.stage.rank == 0
     done = model.generate(
-        rows, max_new_tokens=settings.max_new_tokens, seed=options.seed or 0, attention=attention, places=places,
+        rows, max_new_tokens=settings.max_new_tokens, seed=job.seed, attention=attention, places=places,
         results=options.results if first else None, progress=_report_blocks if first else None, **job.sampling,
     )  # fmt: skip
     if first:
@@ -239,7 +244,7 @@ def _write_trace(model: OffloadedModel, file: Path, plan: "PlanFile | None", seq
 def _continue(job: Job, call: _Call, parts: Sequence[list[list[int]]]) -> int:
     """Generate, one call for each part of the prompts."""
     options, tokens, texts = job.arguments, list[list[int]](), list[str]()
-    passed = dict(max_new_tokens=options.max_new_tokens, seed=options.seed or 0, **job.sampling,
+    passed = dict(max_new_tokens=options.max_new_tokens, seed=job.seed, **job.sampling,
                   stream=sys.stdout if options.stream else None,
                   progress=None if options.stream else report_progress)  # fmt: skip
     if options.stream:
