@@ -33,7 +33,7 @@ def test_every_error_is_public_and_documented():
     assert all(getattr(errors, name).__doc__ for name in classes)
 
 
-WARNINGS = {"LostStepWarning", "NoGradientWarning", "OtherWeightsWarning", "UncheckedWarning"}
+WARNINGS = {"LostStepWarning", "NoGradientWarning", "OtherWeightsWarning", "UncheckedWarning", "UnmarkedStateWarning"}
 
 
 @pytest.mark.parametrize("name", sorted(WARNINGS))

@@ -32,6 +32,7 @@ __all__ = [
     "StreamError",
     "UncheckedWarning",
     "UnknownDeviceError",
+    "UnmarkedStateWarning",
     "UnsupportedError",
     "WaitTimeoutError",
     "WeightsError",
@@ -145,6 +146,10 @@ class UnsupportedError(NearflashError, NotImplementedError):
 
 class UncheckedWarning(UserWarning):
     """A file of another writer, without checksums: that it is what was written, nothing tells."""
+
+
+class UnmarkedStateWarning(UserWarning):
+    """A state that does not say which optimizer made it is taken as this one's: nothing in it tells."""
 
 
 class NoGradientWarning(UserWarning):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nearflash.abi.errors import StateError
+from nearflash.abi.errors import StateError, UnmarkedStateWarning
 from nearflash.storage import StateStore
 from nearflash.training import NearStorageAdam, NearStorageAdamW, NearStorageLion, NearStorageMuon, NearStorageSGD
 
@@ -33,16 +33,25 @@ def test_optimizers_of_the_same_arrays_do_not_take_each_others_state(tmp_path, s
         assert optimizer.steps == 1 and optimizer.metadata == {}
 
 
-def test_a_state_without_a_mark_opens_and_gets_one(tmp_path, monkeypatch):
-    """Version 0.3 marked none: its own optimizer resumes it, and from the next step on no other does."""
+def test_a_state_without_a_mark_is_taken_with_one_line(tmp_path, monkeypatch):
+    """Version 0.3 marked none: its content does not tell, so the caller's word counts, and from the next step on no
+    other optimizer's does. A state without a step has nothing that another could take wrongly."""
     tensors = [torch.nn.Parameter(torch.ones(8, 8))]
     with monkeypatch.context() as patch:
         patch.setattr(NearStorageSGD, "_name", "")
-        NearStorageSGD(tensors, momentum=0.9, path=tmp_path / "state").close()
+        with NearStorageSGD(tensors, momentum=0.9, path=tmp_path / "state") as optimizer:
+            optimizer.store.snapshot(tmp_path / "new")
+            tensors[0].grad = torch.ones(8, 8)
+            optimizer.step()
     with StateStore.open(tmp_path / "state") as store:
         assert store.metadata == {}
-    with NearStorageSGD(tensors, momentum=0.9, path=tmp_path / "state", resume=True) as optimizer:
-        tensors[0].grad = torch.ones(8, 8)
+    NearStorageSGD(tensors, momentum=0.9, path=tmp_path / "new" / "state", resume=True).close()
+    taken = f"{tmp_path / 'state'} does not say which optimizer made it, .*: 'sgd' is taken for it, and marks it"
+    with pytest.warns(UnmarkedStateWarning, match=taken) as noticed:
+        optimizer = NearStorageSGD(tensors, momentum=0.9, path=tmp_path / "state", resume=True)
+    assert len(noticed) == 1
+    with optimizer:
         optimizer.step()
+    NearStorageSGD(tensors, momentum=0.9, path=tmp_path / "state", resume=True).close()
     with pytest.raises(StateError, match="optimizer must be 'sgd'"):
         NearStorageLion(tensors, path=tmp_path / "state", resume=True)

@@ -1,8 +1,9 @@
 """Whether a stored state is the one that an optimizer may go on from, and its disk has room for another."""
 
 import shutil
+import warnings
 
-from nearflash.abi.errors import StateError, StorageFullError
+from nearflash.abi.errors import StateError, StorageFullError, UnmarkedStateWarning
 from nearflash.storage import Manifest, StateStore
 from nearflash.storage.state.delta_log import RESERVED
 from nearflash.storage.state.layout import StateLayout
@@ -19,13 +20,24 @@ def mark_of(optimizer: str) -> dict[str, str]:
 
 
 def check_mark(store: StateStore, mark: dict[str, str]) -> None:
-    """Raise StateError for the state of another optimizer; states of version 0.3 have no mark."""
+    """Raise StateError for the state of another optimizer.
+
+    States of version 0.3, and imports, have no mark, and optimizers that store the same arrays leave the same in them:
+    one with moments is taken as this optimizer's, with an UnmarkedStateWarning.
+    """
     stored = mark_of(store.metadata.get(RESERVED, {}).get(_OPTIMIZER, ""))
     if mark and stored and stored != mark:
         raise StateError(
             f"optimizer must be {stored[_OPTIMIZER]!r}, which made the state of {store.paths[0]}, not "
             f"{mark[_OPTIMIZER]!r}: take that one or another path, or hand the moments over by full_state_dict() and "
             "load_full_state_dict()"
+        )
+    if mark and not stored and store.steps and len(store.manifest.arrays) > 1:
+        warnings.warn(
+            f"{store.paths[0]} does not say which optimizer made it, as states of version 0.3 and imports do not: "
+            f"{mark[_OPTIMIZER]!r} is taken for it, and marks it with the next step",
+            UnmarkedStateWarning,
+            stacklevel=2,
         )
 
 
