@@ -142,7 +142,7 @@ def test_engine_errors_name_file_and_offset(tmp_path, number, expected):
 
 def test_only_one_holder(tmp_path):
     with DirectFile.create(tmp_path / "f", BLOCK_BYTES):
-        with pytest.raises(StateError, match="in use by another process"):
+        with pytest.raises(StateError, match="in use by another process, or open in this one already: close it there"):
             DirectFile.open(tmp_path / "f")
     DirectFile.open(tmp_path / "f").close()
 

@@ -173,7 +173,8 @@ class DirectFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StateError(
-                f"{self.path} is in use by another process; close that one, or give this one a path of its own"
+                f"{self.path} is in use by another process, or open in this one already: close it there, or take "
+                "another path"
             ) from error
 
     def _reserve(self, size_bytes: int) -> None:
