@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nearflash import training
+from nearflash.abi.errors import CommandError
 from nearflash.storage.state.manifest import EXTENT_PARAMS
 from nearflash.training.gradients.compression import TopK
 from nearflash.training.step.settings import (
@@ -74,6 +75,14 @@ def test_help_lists_every_option(name):
 def test_wrong_keywords_are_type_errors(options, message):
     with pytest.raises(TypeError, match=message):
         training.NearStorageAdamW([torch.nn.Parameter(torch.ones(3))], **options)
+
+
+def test_an_empty_path_is_no_place(tmp_path, monkeypatch):
+    """It was the current folder, which nobody had named."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match="path must be a name that a file can have, not ''"):
+        training.NearStorageAdamW([torch.nn.Parameter(torch.ones(3))], path="")
+    assert not list(tmp_path.iterdir())
 
 
 def table():

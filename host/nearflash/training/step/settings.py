@@ -241,7 +241,7 @@ class StepSettings:
         names = [self.path] if isinstance(self.path, str | Path) else self.path
         if not isinstance(names, list | tuple) or any(not isinstance(name, str | Path) for name in names):
             raise CommandError(f"path must be a file's name, or a list of them, one a device, not {self.path!r}")
-        if any("\0" in str(name) for name in names):
+        if any("\0" in str(name) or not str(name) for name in names):
             raise CommandError(f"path must be a name that a file can have, not {self.path!r}")
         given = [Path(name).absolute() for name in names]
         try:
