@@ -26,6 +26,12 @@ def test_positive():
         arguments.positive("0")
 
 
+def test_counts():
+    assert arguments.counts("2,1") == (2, 1)
+    with pytest.raises(ArgumentTypeError, match="must be a whole number, 1 or more, not 'x'"):
+        arguments.counts("1,x")
+
+
 @pytest.mark.parametrize("text, number", [("0", 0.0), ("1e-4", 1e-4), ("2", 2.0)])
 def test_rate(text, number):
     assert arguments.rate(text) == number

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["MOST", "Idle", "above_zero", "declare_idle", "non_negative", "positive", "rate", "refuse_idle"]
+__all__ = ["MOST", "Idle", "above_zero", "counts", "declare_idle", "non_negative", "positive", "rate", "refuse_idle"]
 
 
 MOST = 1 << 53
@@ -29,6 +29,11 @@ def non_negative(text: str, least: int = 0, most: int = MOST) -> int:
 def positive(text: str, most: int = MOST) -> int:
     """A whole number, 1 or more, `most` at most."""
     return non_negative(text, 1, most)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers, 1 or more, with commas between."""
+    return tuple(positive(part) for part in text.split(","))
 
 
 def rate(text: str) -> float:

@@ -72,6 +72,8 @@ def test_there_and_back(paths, tmp_path, small, arrays):
     with small.create(paths, manifest) as store:
         small.advance(store, 2)
         export_state(store, tmp_path / "x.safetensors")
+        with pytest.raises(StateError, match=r"profile must be 'ieee' as in .*, not 'torch_fused': leave it out"):
+            import_state(tmp_path / "x.safetensors", [tmp_path / "new"], profile="torch_fused")
         with import_state(tmp_path / "x.safetensors", [tmp_path / "new"]) as other:
             assert other.manifest == manifest and other.identity != store.identity
             for name in ("steps", "tensor_steps", "metadata", "profile"):

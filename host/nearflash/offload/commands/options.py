@@ -13,7 +13,7 @@ from nearflash.inference.commands.console import check_device, is_torch
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.offload.weights.options import check_weight_options
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.support.arguments import Idle, above_zero, declare_idle, non_negative, positive, rate
+from nearflash.support.arguments import Idle, above_zero, counts, declare_idle, non_negative, positive, rate
 from nearflash.support.files import check_replaceable
 
 __all__ = [
@@ -190,7 +190,7 @@ def _add_plan(group: Any) -> None:
     add("--weights-path", type=Path, metavar="FILE", action="append",
         help="Read the layers on disk from these files on several drives at once, given several times; they are made "
         "where they are not there, a copy of the checkpoint.")  # fmt: skip
-    add("--weights-ratio", type=_counts, metavar="N,…",
+    add("--weights-ratio", type=counts, metavar="N,…",
         help="Parts of the copy on each --weights-path, as 2,1 (default: as many on each).")  # fmt: skip
     add("--expand-device", metavar="NAME",
         help="Have compressed weights of the layers on disk read and expanded by this device beside the drive, as "
@@ -325,10 +325,6 @@ def shares(text: str) -> Shares:
 
 def _ratio(text: str) -> tuple[float, ...]:
     return tuple(above_zero(part, 1e6, "list of numbers") for part in text.split(","))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(positive(part) for part in text.split(","))
 
 
 def _gigabytes(text: str) -> float:

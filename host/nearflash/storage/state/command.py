@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError, UncheckedWarning
-from nearflash.support.arguments import Idle, declare_idle, non_negative
+from nearflash.support.arguments import Idle, counts, declare_idle, non_negative
 
 if TYPE_CHECKING:
     from nearflash.storage.state.state_store import StateStore
@@ -62,7 +62,7 @@ def state(subparsers: Any) -> None:
         type=Path,
         help="File of export, or of another origin: F32 tensors, with AdamW's moments if it has them.",
     )
-    imported.add_argument("--profile", default="ieee", help="Operation order, for a file of another origin.")
+    imported.add_argument("--profile", help="Operation order, for a file of another origin (default: ieee).")
     _add_target(imported, _import)
     other = _add(actions, "reshard", _reshard, "Stripe the same state over other files, or for other ranks.")
     other.add_argument(
@@ -86,17 +86,13 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text
 def _add_target(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
     parser.add_argument("--to", type=Path, nargs="+", required=True, metavar="FILE", help="New files, one a device.")
     parser.add_argument(
-        "--stripe-ratio", type=_stripe_ratio, metavar="N,N", help="Extents of each file in a stripe, such as 2,1."
+        "--stripe-ratio", type=counts, metavar="N,N", help="Extents of each file in a stripe, such as 2,1."
     )
     if run is _import:
         parser.add_argument(
             "--buffered", action="store_true", help="Use the page cache, for file systems without O_DIRECT."
         )
     parser.set_defaults(run=run)
-
-
-def _stripe_ratio(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
 
 
 def _open(arguments: argparse.Namespace) -> "StateStore":

@@ -63,15 +63,15 @@ def import_state(
     paths: Sequence[Path],
     *,
     stripe_ratio: Iterable[int] | None = None,
-    profile: str = "ieee",
+    profile: str | None = None,
     extent_params: int = EXTENT_PARAMS,
     direct: bool = True,
 ) -> StateStore:
     """A new state from a safetensors file.
 
     One that `export_state` wrote gives everything. Of another one every tensor must be F32; moments of AdamW and steps
-    are taken where they are, else they are zero, and `profile` and `extent_params` count; it has no checksums, of which
-    UncheckedWarning tells. Raises StateError.
+    are taken where they are, else they are zero, and `profile` (`ieee` unless given) and `extent_params` count; it has
+    no checksums, of which UncheckedWarning tells. Raises StateError, also for another profile than an export's own.
     """
     file = TensorFile(source)
     if file.checksums is None:
@@ -125,11 +125,13 @@ def reshard(
     )
 
 
-def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]:
+def _about(file: TensorFile, profile: str | None, extent_params: int) -> dict[str, Any]:
     if "nearflash" in file.metadata:
         about: dict[str, Any] = json.loads(file.metadata["nearflash"])
         kinds = {"profile": str, "steps": int, "tensor_steps": list, "manifest": dict, "metadata": dict}
         check_fields(f"the metadata of {file.path}", about, **kinds)
+        if profile not in (None, about["profile"]):
+            raise StateError(f"profile must be {about['profile']!r} as in {file.path}, not {profile!r}: leave it out")
         manifest = Manifest.from_json(about["manifest"])
         if len(check_integers("tensor_steps", about["tensor_steps"])) != len(manifest.tensors):
             raise StateError(f"tensor_steps of {file.path} must be of {len(manifest.tensors)} tensors")
@@ -140,7 +142,8 @@ def _about(file: TensorFile, profile: str, extent_params: int) -> dict[str, Any]
     tensors = [(name, tensor.shape, "float32") for name, tensor in file.tensors.items() if not name.endswith(beside)]
     steps = [_scalar(file, f"{name}.{_STEP}") for name, _, _ in tensors]
     manifest = Manifest.pack(tensors, extent_params)
-    return {"profile": profile, "steps": max(steps), "tensor_steps": steps, "manifest": manifest, "metadata": {}}
+    about = {"profile": profile or "ieee", "steps": max(steps), "tensor_steps": steps}
+    return about | {"manifest": manifest, "metadata": {}}
 
 
 def _scalar(file: TensorFile, name: str) -> int:
