@@ -234,14 +234,20 @@ def test_rows_of_a_bench_replace_those_of_the_same_command(checkout, capsys):
     assert "| config | cycles_per_second | commit |" in page and "| tiny | 2 | abc |" in page
 
 
-@pytest.mark.parametrize("text", ["", "not json", '{"config": "tiny"}', "[1]"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "not json", '{"config": "tiny"}', "[1]", '{"bench": "sim", "git": "a", "rate": NaN}', '{"bench": "../sim"}',
+     '{"bench": "figures"}'],
+)  # fmt: skip
 def test_what_no_bench_printed_is_rejected_and_changes_nothing(checkout, text, capsys):
-    (checkout / "rows.jsonl").write_text(text)
-    before = sorted(path.name for path in (checkout / FIGURES).iterdir())
-    arguments = ["results", "--root", str(checkout), "add", str(checkout / "rows.jsonl"), "--page", "speed"]
-    assert main([*arguments, "--command", "x"]) == 2
-    assert "JSON" in capsys.readouterr().err
-    assert sorted(path.name for path in (checkout / FIGURES).iterdir()) == before
+    """A list ended the update in a traceback; a bench of another folder's name was written there."""
+    file = checkout / "rows.jsonl"
+    file.write_text(text)
+    before = {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()}
+    for arguments in (["add", str(file), "--page", "speed"], ["update", str(file)]):
+        assert main(["results", "--root", str(checkout), *arguments, "--command", "x"]) == 2
+        assert capsys.readouterr().err.startswith("nearflash: ")
+    assert {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()} == before
 
 
 def test_figures_that_say_from_which_rows_take_their_values_again(checkout, capsys):

@@ -10,6 +10,7 @@ figures of each summary, the columns of rows, and the pairs of figures that READ
 import json
 import os
 import platform
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ __all__ = ["FIGURES", "add_rows", "machine", "outputs", "read_lines", "read_obje
 
 FIGURES = Path("docs/results/data")
 """Folder of the JSON lines, below the root of a checkout."""
+_NAME = re.compile(r"(?!figures$)[a-z][a-z0-9_-]*")
+"""Of a bench, whose rows are in a file of that name, beside that of the figures."""
 _ORIGIN = ("bench", "tools", "digest", "git", "part")
 _COLUMNS = 7
 """Most columns of a table, the commit among them."""
@@ -51,7 +54,7 @@ def add_rows(root: Path, rows: Sequence[Mapping[str, Any]], page: str, command: 
     known = read_plan(root)["pages"]
     if page not in known:
         raise CommandError(f"page must be one of {', '.join(known)}, not {page!r}")
-    if not rows or not all(isinstance(row, Mapping) and "bench" in row for row in rows):
+    if not rows or not all(isinstance(row, Mapping) and _NAME.fullmatch(str(row.get("bench"))) for row in rows):
         raise CommandError("rows must be the JSON lines that `nearflash bench NAME --json` prints, at least one")
     date, here = datetime.now(UTC).date().isoformat(), machine()
     written = []

@@ -43,11 +43,19 @@ def results(subparsers: Any) -> None:
     stale.set_defaults(run=_stale)
 
 
-def _read_rows(file: Path) -> list[Any]:
+def _read_rows(file: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in read_text(file).splitlines() if line.strip()]
+        lines = [line for line in read_text(file).splitlines() if line.strip()]
+        rows = [json.loads(line, parse_constant=_refuse_constant) for line in lines]
+        if other := next((row for row in rows if not isinstance(row, dict)), None):
+            raise ValueError(f"{other!r} is none")
+        return rows
     except (OSError, ValueError, RecursionError) as error:
         raise CommandError(f"file must hold one JSON object a line, as a bench's --json prints: {error}") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def _add(arguments: argparse.Namespace) -> int:
