@@ -208,3 +208,10 @@ def test_stored_tensors_alone_pass_one_memory_beside_its_buffers(opt_6_7b, t4, s
     found = peaks(opt_6_7b, one_memory(t4, 1e12, 1e12), WORK, policy)
     largest = 2 * max(linear.parameters for linear in opt_6_7b.layers[0].linears)
     assert found["host"].peak_bytes == (pytest.approx(4 * stored * largest) if stored < 1 else 0)
+
+
+def test_weights_that_are_compressed_are_planned_as_they_are():
+    """4 bits of weights in .28 of their bytes were planned as 1.1 bits."""
+    with pytest.raises(PlanError, match=r"bits must be 16 for weights that are compressed already, in 0\.28 of their"):
+        Space(weight_bits=(16, 4), stored_fraction=0.28125)
+    assert Space(weight_bits=(16, 4)).weight_bits == (16, 4)

@@ -41,6 +41,7 @@ class Space:
     already; crossing_fraction: of what crosses the link to a GPU. read_fraction: of K and V, by attention. max_seconds:
     longest time of a block. max_sequences: prompts that there are; blocks that divide them evenly are tried too.
     groups: of batches that ranks compute in turn; predicted times are those of one group.
+    Raises PlanError for 4 bits of weights that are compressed already.
     """
 
     batch_sizes: Sequence[int] | None = None
@@ -54,6 +55,13 @@ class Space:
     max_seconds: float | None = None
     max_sequences: int | None = None
     groups: int = 1
+
+    def __post_init__(self) -> None:
+        if self.stored_fraction < 1 and 4 in self.weight_bits:
+            raise PlanError(
+                f"bits must be 16 for weights that are compressed already, in {self.stored_fraction:.2f} of their "
+                "bytes, as they stay: leave out 4, or plan the checkpoint that is not compressed"
+            )
 
     def share_filled(self, block_size: int) -> float:
         """Share of its blocks' places that the list of prompts fills."""
