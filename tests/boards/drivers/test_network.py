@@ -80,11 +80,10 @@ def test_a_training_step_through_the_network(machine, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kernel", ["update", "expand"])
-def test_the_bitstream_of_the_repository_through_pynq_and_the_network(machine, capfd, kernel):
+@pytest.mark.parametrize(("kernel", "size"), [("update", ["--params", "100"]), ("expand", ["--columns", "200"])])
+def test_the_bitstream_of_the_repository_through_pynq_and_the_network(machine, capfd, kernel, size):
     """As `make drivers` has it: PYNQ's Overlay, MMIO and allocate at the other end."""
     pytest.importorskip("pynq", reason="needs PYNQ in .venv-pynq: make drivers")
     machine("pynq")
-    sizes = ["--params", "100", "--columns", "200"]
-    assert cli.main(["selftest", "--device", f"pynq:{kernel}-pynq-z2@localhost", *sizes]) == 0
+    assert cli.main(["selftest", "--device", f"pynq:{kernel}-pynq-z2@localhost", *size]) == 0
     assert capfd.readouterr().out.endswith(", 0 mismatches\n")
