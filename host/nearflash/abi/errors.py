@@ -149,7 +149,7 @@ class UncheckedWarning(UserWarning):
 
 
 class UnmarkedStateWarning(UserWarning):
-    """A state that does not say which optimizer made it is taken as this one's: nothing in it tells."""
+    """A state without a mark of the optimizer that made it is taken as this one's: nothing in it tells."""
 
 
 class NoGradientWarning(UserWarning):

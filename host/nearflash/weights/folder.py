@@ -126,7 +126,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _advise(folder: Path) -> str:
-    """What to take in the place of a GGUF file, or a folder of some; nothing for what is neither."""
+    """Say what to take in the place of a GGUF file, or a folder of some; nothing for what is neither."""
     try:
         has_gguf = folder.suffix == ".gguf" or any(folder.glob("*.gguf"))
     except (OSError, ValueError):  # a name that is too long

@@ -46,7 +46,7 @@ def test_a_state_without_a_mark_is_taken_with_one_line(tmp_path, monkeypatch):
     with StateStore.open(tmp_path / "state") as store:
         assert store.metadata == {}
     NearStorageSGD(tensors, momentum=0.9, path=tmp_path / "new" / "state", resume=True).close()
-    taken = f"{tmp_path / 'state'} does not say which optimizer made it, .*: 'sgd' is taken for it, and marks it"
+    taken = f"{tmp_path / 'state'} has no mark of the optimizer that made it, .*: 'sgd' is taken for it, and marks it"
     with pytest.warns(UnmarkedStateWarning, match=taken) as noticed:
         optimizer = NearStorageSGD(tensors, momentum=0.9, path=tmp_path / "state", resume=True)
     assert len(noticed) == 1

@@ -75,7 +75,7 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """Of what is drawn."""
+        """The seed of what is drawn."""
         return int(self.arguments.seed or 0)
 
     def places(self, layout: KvLayout | None) -> KvPlaces:

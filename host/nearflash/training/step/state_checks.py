@@ -34,7 +34,7 @@ def check_mark(store: StateStore, mark: dict[str, str]) -> None:
         )
     if mark and not stored and store.steps and len(store.manifest.arrays) > 1:
         warnings.warn(
-            f"{store.paths[0]} does not say which optimizer made it, as states of version 0.3 and imports do not: "
+            f"{store.paths[0]} has no mark of the optimizer that made it, as those of version 0.3 and imports: "
             f"{mark[_OPTIMIZER]!r} is taken for it, and marks it with the next step",
             UnmarkedStateWarning,
             stacklevel=2,
