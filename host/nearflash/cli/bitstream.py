@@ -13,7 +13,7 @@ from typing import Any
 from nearflash.abi.errors import BitstreamError, CommandError, DigestError
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.cli.costs import show_costs
-from nearflash.support.arguments import Idle, declare_idle
+from nearflash.support.arguments import Ineffective, declare_ineffective
 from nearflash.support.ssh import HOST, ssh_command
 
 __all__ = ["add", "load_function"]
@@ -45,14 +45,20 @@ def add(subparsers: Any) -> None:
     listing = action("list", _list, "List boards and kernels: evidence, Fmax, resources, files.", optional=True)
     listing.add_argument("--cost", action="store_true", help="Show cells, clock, bound of the rate, price of the part.")
     listing.add_argument("--json", action="store_true", help="With --cost: write one JSON object a line.")
-    declare_idle(listing, Idle(("json",), lambda given: not given.cost, "given with --cost, whose lines it writes"))
+    declare_ineffective(
+        listing, Ineffective(("json",), lambda given: not given.cost, "given with --cost, whose lines it writes")
+    )
     build = action("build", _build, "Build a board's bitstreams, or what its vendor's tools need.", optional=False)
     build.add_argument("--kernel", help="Build this kernel only (boards of the open flow).")
     build.add_argument("--package-only", action="store_true", help="Write the package and run no vendor tool.")
-    declare_idle(
+    declare_ineffective(
         build,
-        Idle(("kernel",), lambda given: not _is_open(given.board), "left out, as the vendor's tools build all kernels"),
-        Idle(("package_only",), lambda given: _is_open(given.board), "left out, as the open flow has no package"),
+        Ineffective(
+            ("kernel",), lambda given: not _is_open(given.board), "left out, as the vendor's tools build all kernels"
+        ),
+        Ineffective(
+            ("package_only",), lambda given: _is_open(given.board), "left out, as the open flow has no package"
+        ),
     )
     prove = action("prove", _prove, "Decode bitstreams, compare them with what was routed, run them.", optional=False)
     prove.add_argument("--kernel", help="Prove this kernel only (default: all that were built).")

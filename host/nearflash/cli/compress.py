@@ -14,7 +14,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.cli.target import TargetSearch, check_outcome, parse_target, tabulate
-from nearflash.support.arguments import Idle, declare_idle, positive
+from nearflash.support.arguments import Ineffective, declare_ineffective, positive
 from nearflash.support.files import remove_on_error, write_durably
 from nearflash.weights.compress import BITS, FORMATS
 from nearflash.weights.folder import SMOLLM2, open_folder
@@ -87,15 +87,24 @@ def compress(subparsers: Any) -> None:
         help="JSON lines of texts, or of questions with choices as lm-eval has them: their perplexity and accuracy "
         "before and after.")  # fmt: skip
     parser.set_defaults(run=_compress)
-    declare_idle(
+    declare_ineffective(
         parser,
-        Idle(("tokens", "windows"), lambda given: not (given.texts or given.target),
-             "given with --texts, which are cut into them"),
-        Idle(("device",), lambda given: given.lossless and not given.texts,
-             "left out with --lossless: nothing is pruned or measured (--texts)"),
-        Idle(("compute",), lambda given: given.lossless and not (given.texts or given.evaluate),
-             "left out with --lossless: nothing is computed (--texts, --evaluate)"),
-    )  # fmt: skip
+        Ineffective(
+            ("tokens", "windows"),
+            lambda given: not (given.texts or given.target),
+            "given with --texts, which are cut into them",
+        ),
+        Ineffective(
+            ("device",),
+            lambda given: given.lossless and not given.texts,
+            "left out with --lossless: nothing is pruned or measured (--texts)",
+        ),
+        Ineffective(
+            ("compute",),
+            lambda given: given.lossless and not (given.texts or given.evaluate),
+            "left out with --lossless: nothing is computed (--texts, --evaluate)",
+        ),
+    )
 
 
 def _pattern(text: str) -> tuple[int, int]:

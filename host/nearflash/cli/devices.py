@@ -8,7 +8,7 @@ from typing import Any
 from nearflash.abi.errors import NearflashError
 from nearflash.abi.kernel.config import CONFIGS
 from nearflash.abi.python310 import UTC
-from nearflash.support.arguments import Idle, declare_idle
+from nearflash.support.arguments import Ineffective, declare_ineffective
 
 __all__ = ["add"]
 
@@ -31,7 +31,9 @@ def add(subparsers: Any) -> None:
         help="Measure direct I/O in this folder instead, with 256 MiB, and keep the rates: generate estimates by them.",
     )
     parser.set_defaults(run=_run)
-    declare_idle(parser, Idle(("kernel",), lambda given: given.measure, "left out with --measure, which lists nothing"))
+    declare_ineffective(
+        parser, Ineffective(("kernel",), lambda given: given.measure, "left out with --measure, which lists nothing")
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.bench.runner import print_rows, with_origin
-from nearflash.support.arguments import MOST, Idle, declare_idle, positive, rate
+from nearflash.support.arguments import MOST, Ineffective, declare_ineffective, positive, rate
 from nearflash.support.files import PUBLIC_MODE, check_replaceable
 
 __all__ = ["amounts", "explore", "parse_ranges"]
@@ -90,7 +90,9 @@ def explore(subparsers: Any) -> None:
         add(actions)
 
 
-def _action(actions: Any, name: str, run: Any, text: str, *, pictures: bool = True, idle: Sequence[Idle] = ()) -> Any:
+def _action(
+    actions: Any, name: str, run: Any, text: str, *, pictures: bool = True, ineffective: Sequence[Ineffective] = ()
+) -> Any:
     parser = actions.add_parser(name, help=text, description=text)
     parser.add_argument("--json", action="store_true", help="Print one JSON object a line.")
     parser.add_argument("--set", action="append", type=_change, default=[], metavar="FILE.PART.KEY=VALUE",
@@ -98,7 +100,7 @@ def _action(actions: Any, name: str, run: Any, text: str, *, pictures: bool = Tr
     if pictures:
         parser.add_argument("--png", type=Path, metavar="FILE", help="Draw into this file (.png, .svg or .pdf).")
     parser.set_defaults(run=lambda arguments: _run_changed(run, arguments))
-    declare_idle(parser, *idle)
+    declare_ineffective(parser, *ineffective)
     return parser.add_argument
 
 
@@ -125,11 +127,11 @@ def _change(text: str) -> tuple[str, float]:
 
 
 def _add_kvnand(actions: Any) -> None:
-    idle = Idle(
+    useless = Ineffective(
         ("context", "without", "png"), lambda given: given.choose, "left out with --choose, which lists contexts"
     )
     text = "In-flash computing without DRAM: all splits of the dies."
-    add = _action(actions, "kvnand", _kvnand, text, idle=[idle])
+    add = _action(actions, "kvnand", _kvnand, text, ineffective=[useless])
     add("--model", default="llama3.1-8b", help="A decoder of models.toml.")
     add(
         "--quant",

@@ -22,7 +22,7 @@ from nearflash.abi.errors import CommandError, NearflashError
 from nearflash.bench.runner import print_rows, with_origin
 from nearflash.cli import bench, bitstream, device_server, devices, emit, selftest
 from nearflash.cli.help import HelpFormatter, set_conventions
-from nearflash.support.arguments import refuse_idle
+from nearflash.support.arguments import reject_ineffective
 from nearflash.support.release import release
 
 __all__ = ["GROUPS", "main", "make_parser"]
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any("\0" in argument for argument in given):
             raise CommandError("arguments must be without zero bytes, which no name of a file has")
         arguments = make_parser(called).parse_args(given)
-        refuse_idle(arguments)
+        reject_ineffective(arguments)
         loaders = _VERBOSE if arguments.verbose else _QUIET
         os.environ.update({name: value for name, value in loaders.items() if name not in os.environ})
         if hasattr(arguments, "rows"):

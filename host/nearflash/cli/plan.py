@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.support.arguments import Idle, above_zero, declare_idle, positive
+from nearflash.support.arguments import Ineffective, above_zero, declare_ineffective, positive
 from nearflash.support.files import check_replaceable
 
 __all__ = ["plan", "tune"]
@@ -79,7 +79,7 @@ def _parser(subparsers: Any, name: str, description: str, examples: str) -> argp
     add("--max-seconds", type=_seconds, metavar="S", help="Finish all prompts of a block in this time.")
     add("--json", action="store_true", help="Print one JSON object.")
     rule = "left out with a machine's profile (--hardware), as nothing is measured"
-    declare_idle(parser, Idle(("folder",), lambda given: given.hardware not in (None, _MEASURE), rule))
+    declare_ineffective(parser, Ineffective(("folder",), lambda given: given.hardware not in (None, _MEASURE), rule))
     return parser
 
 

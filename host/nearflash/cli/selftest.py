@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from nearflash.support.arguments import Idle, declare_idle
+from nearflash.support.arguments import Ineffective, declare_ineffective
 
 __all__ = ["add"]
 
@@ -35,12 +35,14 @@ def add(subparsers: Any) -> None:
     )
     parser.set_defaults(run=_run)
     sizes = {"params": "update", "tokens": "attend", "columns": "expand"}
-    declare_idle(parser, *(_size_of(name, kernel) for name, kernel in sizes.items()))
+    declare_ineffective(parser, *(_size_of(name, kernel) for name, kernel in sizes.items()))
 
 
-def _size_of(name: str, kernel: str) -> Idle:
+def _size_of(name: str, kernel: str) -> Ineffective:
     """The rule of a size that commands of one kernel have."""
-    return Idle((name,), lambda given: _kernel(given) != kernel, f"left out but for a kernel {kernel}, which has them")
+    return Ineffective(
+        (name,), lambda given: _kernel(given) != kernel, f"left out but for a kernel {kernel}, which has them"
+    )
 
 
 def _kernel(given: argparse.Namespace) -> str:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from nearflash.abi.errors import CommandError
 
-__all__ = ["MOST", "Idle", "above_zero", "counts", "declare_idle", "non_negative", "positive", "rate", "refuse_idle"]
+__all__ = [
+    "MOST",
+    "Ineffective",
+    "above_zero",
+    "counts",
+    "declare_ineffective",
+    "non_negative",
+    "positive",
+    "rate",
+    "reject_ineffective",
+]
 
 
 MOST = 1 << 53
@@ -59,7 +69,7 @@ def above_zero(text: str, most: float = math.inf, what: str = "number") -> float
 
 
 @dataclass(frozen=True)
-class Idle:
+class Ineffective:
     """Options of a command, by their destinations, that have no effect beside some others."""
 
     names: tuple[str, ...]
@@ -69,17 +79,17 @@ class Idle:
     """What the names must be: `left out with --measure, which lists nothing`."""
 
 
-def declare_idle(parser: argparse.ArgumentParser, *rules: Idle) -> None:
-    """Have a command, once parsed, refused by `refuse_idle` where one of these options is given in vain."""
-    parser.set_defaults(idle=(parser, rules))
+def declare_ineffective(parser: argparse.ArgumentParser, *rules: Ineffective) -> None:
+    """Have a command, once parsed, refused by `reject_ineffective` where one of these options is given in vain."""
+    parser.set_defaults(ineffective=(parser, rules))
 
 
-def refuse_idle(arguments: argparse.Namespace, *found: Idle) -> None:
+def reject_ineffective(arguments: argparse.Namespace, *found: Ineffective) -> None:
     """Raise CommandError for options that are given, other than their defaults, where a rule applies: one of those that
     the command declared, or of those `found`, of what only its files tell."""
-    if not hasattr(arguments, "idle"):
+    if not hasattr(arguments, "ineffective"):
         return
-    parser, declared = arguments.idle
+    parser, declared = arguments.ineffective
     for rule in found or declared:
         given = [name for name in rule.names if getattr(arguments, name) != parser.get_default(name)]
         if given and rule.applies(arguments):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.abi.optimizers import AdagradStep, AdamStep, LionStep, MasterFormat, OptimizerStep, SgdStep, StateFormat
-from nearflash.support.arguments import Idle, above_zero, declare_idle, non_negative, positive, rate
+from nearflash.support.arguments import Ineffective, above_zero, declare_ineffective, non_negative, positive, rate
 from nearflash.support.files import check_replaceable, check_writable
 from nearflash.support.progress import print_step
 
@@ -120,14 +120,20 @@ def train(subparsers: Any) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
     parser.set_defaults(run=_train)
     choices = tuple(f"topk_{name}" for name in _TOPK_CHOICES)
-    declare_idle(
+    declare_ineffective(
         parser,
-        Idle(choices, lambda given: given.topk is None, "given with --topk, the share that is sent"),
-        Idle(("topk_unsaved",), lambda given: given.topk_residual == "none",
-             "left out with --topk-residual none, which holds nothing"),
-        Idle(("state_format",), lambda given: given.optimizer == "sgd",
-             "left out with --optimizer sgd, which has no moments without momentum"),
-    )  # fmt: skip
+        Ineffective(choices, lambda given: given.topk is None, "given with --topk, the share that is sent"),
+        Ineffective(
+            ("topk_unsaved",),
+            lambda given: given.topk_residual == "none",
+            "left out with --topk-residual none, which holds nothing",
+        ),
+        Ineffective(
+            ("state_format",),
+            lambda given: given.optimizer == "sgd",
+            "left out with --optimizer sgd, which has no moments without momentum",
+        ),
+    )
 
 
 def _add_master(parser: argparse.ArgumentParser) -> None:

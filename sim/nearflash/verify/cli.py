@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from nearflash.support.arguments import Idle, declare_idle
+from nearflash.support.arguments import Ineffective, declare_ineffective
 
 __all__ = ["formal", "mutation", "sim"]
 
@@ -19,8 +19,8 @@ def sim(subparsers: Any) -> None:
     parser.add_argument("--waves", action="store_true", help="Write a wave file and print its path.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the testbench's random values.")
     parser.set_defaults(run=_sim)
-    declare_idle(
-        parser, Idle(("waves", "seed"), lambda given: given.unit is None, "given with a testbench, which runs")
+    declare_ineffective(
+        parser, Ineffective(("waves", "seed"), lambda given: given.unit is None, "given with a testbench, which runs")
     )
 
 

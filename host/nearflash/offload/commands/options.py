@@ -13,7 +13,15 @@ from nearflash.inference.commands.console import check_device, is_torch
 from nearflash.inference.policy.policy import AttentionMode, AttentionPolicy
 from nearflash.offload.weights.options import check_weight_options
 from nearflash.planning.policy import OffloadPolicy, Shares
-from nearflash.support.arguments import Idle, above_zero, counts, declare_idle, non_negative, positive, rate
+from nearflash.support.arguments import (
+    Ineffective,
+    above_zero,
+    counts,
+    declare_ineffective,
+    non_negative,
+    positive,
+    rate,
+)
 from nearflash.support.files import check_replaceable
 
 __all__ = [
@@ -56,14 +64,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_attention(parser.add_argument_group("attention: what decode reads of K and V"))
     _add_storage(parser.add_argument_group("storage: where K and V lie, and what attends to them"))
     _add_plan(parser.add_argument_group("offloading: models and KV caches that are larger than memory"))
-    declare_idle(
+    declare_ineffective(
         parser,
-        Idle(("session_tokens",), lambda given: given.session is None, "given with --session, whose file they are of"),
-        Idle(("read_ahead",), lambda given: given.attention in (AttentionMode.DENSE, AttentionMode.KVSWAP),
-             "left out with --attention dense, which chooses nothing, and kvswap, which reads ahead itself"),
-        Idle(("cache_size",), lambda given: not (given.path or any(map(is_torch, _attention_names(given)))),
-             "left out where K and V are in a device's memory or NAND, or given with --path, whose window it is"),
-    )  # fmt: skip
+        Ineffective(
+            ("session_tokens",), lambda given: given.session is None, "given with --session, whose file they are of"
+        ),
+        Ineffective(
+            ("read_ahead",),
+            lambda given: given.attention in (AttentionMode.DENSE, AttentionMode.KVSWAP),
+            "left out with --attention dense, which chooses nothing, and kvswap, which reads ahead",
+        ),
+        Ineffective(
+            ("cache_size",),
+            lambda given: not (given.path or any(map(is_torch, _attention_names(given)))),
+            "left out where K and V are in a device's memory or NAND, or given with --path, whose window it is",
+        ),
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

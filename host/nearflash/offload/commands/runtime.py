@@ -37,7 +37,7 @@ from nearflash.offload.tiers.ledger import Ledger
 from nearflash.offload.weights.skeleton import open_skeleton
 from nearflash.planning.policy import OffloadPolicy, Shares
 from nearflash.storage.kv import KvLayout, KvShape, read_kept_layout
-from nearflash.support.arguments import Idle, refuse_idle
+from nearflash.support.arguments import Ineffective, reject_ineffective
 from nearflash.support.progress import print_step
 from nearflash.weights.empty import generation_config_of, load_config
 from nearflash.weights.folder import open_folder
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 __all__ = ["Job", "run"]
 
 _IN_MEMORY = Shares(gpu=1)
-_IN_ENGINES = Idle(
+_IN_ENGINES = Ineffective(
     ("stripe_ratio", "cache_size", "read_ahead"), lambda _: True,
     "left out where the plan's tiers hold K and V, or given with --attention, --policy, --path or --kv-device",
 )  # fmt: skip
 """Of engines that hold none."""
-_DRAWN = Idle(("seed",), lambda _: True, "given with a temperature above 0: else nothing is drawn")
+_DRAWN = Ineffective(("seed",), lambda _: True, "given with a temperature above 0: else nothing is drawn")
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _run_in_memory(job: Job) -> int:
     rows, shape = job.rows(lambda: tokenizer, vocabulary_size(model)), kv_shape_of(model.config)
     settings = settings_of(model, tokenizer, job.caller, rows, options.max_new_tokens, job.sampling)
     if not settings.is_sampled:
-        refuse_idle(options, _DRAWN)
+        reject_ineffective(options, _DRAWN)
     sequences = len(rows) * settings.num_beams
     policy = OffloadPolicy(len(rows), 1, _IN_MEMORY, _IN_MEMORY, _IN_MEMORY)
     tokens = _sequence_tokens(job, model.config, rows, settings)
@@ -153,7 +153,7 @@ def _run_by_plan(job: Job) -> int:
     rows = job.rows(tokenizer, vocabulary)
     settings, one_call = _settings_by_plan(job, rows, config, folder.path, vocabulary)
     if not settings.is_sampled:
-        refuse_idle(options, _DRAWN)
+        reject_ineffective(options, _DRAWN)
     tokens, sequences = _sequence_tokens(job, config, rows, settings), len(rows) * settings.num_beams
     kept = _read_plan(options)
     bits = 16 if kept is None else kept[1].policy.cache_bits
@@ -358,7 +358,7 @@ def _check_places(
         if attention is not None:
             check_policy(attention, [device for device, _, _ in parts], read_ahead=places.read_ahead)
     else:
-        refuse_idle(job.arguments, _IN_ENGINES)
+        reject_ineffective(job.arguments, _IN_ENGINES)
 
 
 def _plan(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import StateError
-from nearflash.support.arguments import Idle, declare_idle
+from nearflash.support.arguments import Ineffective, declare_ineffective
 
 if TYPE_CHECKING:
     from nearflash.storage.blocks.block_file import BlockFile
@@ -48,7 +48,7 @@ def kv(subparsers: Any) -> None:
         if run is _verify:
             action.add_argument("--heads", action="store_true", help="Print a line for each layer and head.")
             rule = "left out with --json, which prints one object a file"
-            declare_idle(action, Idle(("heads",), lambda given: given.json, rule))
+            declare_ineffective(action, Ineffective(("heads",), lambda given: given.json, rule))
         action.set_defaults(run=run)
 
 

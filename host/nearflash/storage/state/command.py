@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearflash.abi.errors import CommandError, UncheckedWarning
-from nearflash.support.arguments import Idle, counts, declare_idle, non_negative
+from nearflash.support.arguments import Ineffective, counts, declare_ineffective, non_negative
 
 if TYPE_CHECKING:
     from nearflash.storage.state.state_store import StateStore
@@ -70,7 +70,7 @@ def state(subparsers: Any) -> None:
     )
     _add_target(other, _reshard)
     rule = "left out with --ranks: each rank has one file"
-    declare_idle(other, Idle(("stripe_ratio",), lambda given: given.ranks is not None, rule))
+    declare_ineffective(other, Ineffective(("stripe_ratio",), lambda given: given.ranks is not None, rule))
 
 
 def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ REFUSED = {
     "explore kvnand --choose --without bounded": "left out with --choose, which lists contexts",
     "explore kvnand --choose --png OUT": "left out with --choose, which lists contexts",
     "generate --model DIR text --attention dense --read-ahead": "left out with --attention dense, which chooses "
-    "nothing, and kvswap, which reads ahead itself",
+    "nothing, and kvswap, which reads ahead",
     "generate --model DIR text --session-tokens 64": "given with --session, whose file they are of",
     "generate --model DIR text --kv-device model --cache-size 2G": "left out where K and V are in a device's memory or "
     "NAND, or given with --path, whose window it is",
@@ -67,7 +67,7 @@ def test_an_option_at_its_default_is_none_that_was_given(capsys):
 
 def _declared(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
     """Command, option and rule, of a parser and all below it."""
-    own, rules = parser.get_default("idle") or (parser, ())
+    own, rules = parser.get_default("ineffective") or (parser, ())
     for rule in rules:
         yield from (
             (own.prog.removeprefix("nearflash "), f"--{name.replace('_', '-')}", rule.rule) for name in rule.names
