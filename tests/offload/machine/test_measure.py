@@ -140,9 +140,16 @@ def test_what_is_lost_beside_each_other():
     assert measure._shares(1.1, 0.0) == (0, pytest.approx(1 / 1.1))
 
 
-@pytest.mark.parametrize("family", ["llama", "opt", "gemma2"])
-def test_a_layer_of_the_model_is_timed(saved, monkeypatch, family):
+@pytest.fixture
+def short_layers(monkeypatch):
+    """Layers of a few megabytes, timed for a tenth of a second."""
     monkeypatch.setattr(measure_layer, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(measure_layer, "_PREFILL_S", 0.1)
+    monkeypatch.setattr(measure_layer, "_STEP_S", 0.02)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma2"])
+def test_a_layer_of_the_model_is_timed(saved, monkeypatch, short_layers, family):
     monkeypatch.setattr(measure_layer, "STEP_TOKENS", (1, 8))
     monkeypatch.setattr(measure_layer, "_PREFILL", (2, 16))
     folder, _ = saved(family)
@@ -154,7 +161,7 @@ def test_a_layer_of_the_model_is_timed(saved, monkeypatch, family):
     assert rates.factors[-1] == 1
 
 
-def test_models_that_transformers_does_not_know_are_not_timed(saved, tmp_path):
+def test_models_that_transformers_does_not_know_are_not_timed(saved, short_layers, tmp_path):
     folder, _ = saved("llama")
     shape = measure_shape(open_folder(folder))
     file = tmp_path / "other.json"
