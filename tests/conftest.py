@@ -1,5 +1,6 @@
 """Options of the whole test run."""
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -84,13 +85,12 @@ def _mark_combinations(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What collecting made stays: walking it takes half a second each time that a test, or transformers, collects."""
+    """What collecting made stays: walking it takes half a second each time that a test, or transformers, collects, and
+    longer as pytest ends. Only the interpreter's end walks it, or nanobind takes what is left for leaks.
+    """
     gc.enable()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else nanobind takes what is left for leaks
+    atexit.register(gc.unfreeze)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
