@@ -65,7 +65,7 @@ def test_pragmas_and_strings_are_no_comments(tmp_path: Path):
 def test_something_is_counted():
     """A folder that was renamed would make the shares mean nothing."""
     assert all(map(python_files, ("host", "rtl", "sim", "tests", "tests/abi", "host/nearflash/abi")))
-    assert python_files("sim/nearflash/verify") and 0 < comment_share() < 1
+    assert python_files("sim/nearflash/verify") and any(map(comment_lines, source_files()))
 
 
 if __name__ == "__main__":

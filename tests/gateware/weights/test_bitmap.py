@@ -54,15 +54,19 @@ def test_equals_model(width, element_bits, stalls):
     assert found["o"] == expected
 
 
-@pytest.mark.parametrize("ones", range(17))
-def test_one_beat_a_cycle_at_every_density(ones):
-    """Each beat of 16 with as many ones, at random places, in one row."""
-    rng, width = np.random.default_rng(ones), 16
-    row = np.zeros(40 * width, np.uint16)
-    for first in range(0, len(row), width):
-        row[first + rng.choice(width, ones, replace=False)] = 1 + rng.integers(0xFFFF, size=ones)
-    cycles = transfer_cycles(BitmapExpander(width, 16), inputs([row], width), {"o": 40})["o"]
-    assert cycles == list(range(cycles[0], cycles[0] + 40))
+def test_one_beat_a_cycle_at_every_density():
+    """Rows of 40 beats of 16, each beat of a row with as many ones, at random places."""
+    width, beats, rows = 16, 40, []
+    for ones in range(width + 1):
+        rng = np.random.default_rng(ones)
+        rows.append(np.zeros(beats * width, np.uint16))
+        for first in range(0, beats * width, width):
+            rows[-1][first + rng.choice(width, ones, replace=False)] = 1 + rng.integers(0xFFFF, size=ones)
+    given = inputs(rows, width)
+    cycles = transfer_cycles(BitmapExpander(width, 16), given, {"o": beats * len(rows)})["o"]
+    for ones in range(width + 1):
+        own = cycles[beats * ones : beats * (ones + 1)]
+        assert own == list(range(own[0], own[0] + beats)), f"{ones} ones a beat"
 
 
 def test_latency_from_either_input():
