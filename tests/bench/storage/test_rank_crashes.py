@@ -9,7 +9,10 @@ from nearflash.bench.storage.rank_crashes import rank_crash_points
 
 @pytest.mark.parametrize(
     ("ranks", "master", "tries"),
-    [pytest.param(3, "fp32", 4, marks=pytest.mark.full), (2, "fp32", 2), (2, "split", 2)],
+    [
+        *(pytest.param(*case, marks=pytest.mark.full) for case in ((3, "fp32", 4), (2, "fp32", 2))),
+        (2, "split", 2),
+    ],
 )
 def test_every_image_recovers(tmp_path, ranks, master, tries):
     found = rank_crash_points(tmp_path, ranks=ranks, steps=1, tries=tries, seed=ranks, master=MasterFormat(master))

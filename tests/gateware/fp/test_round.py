@@ -33,9 +33,11 @@ def check(words: list[int], expected: np.ndarray) -> None:
             assert raw.sig * 2.0 ** (raw.exp - 23) == value
 
 
-@pytest.mark.parametrize("low, high", [(-190, -120), (-3, 3), (120, 140), (-512, 500)])
-def test_rounds_to_fp32(simulate, low, high):
-    words, values = unrounded(np.random.default_rng(42), low, high)
+def test_rounds_to_fp32(simulate):
+    """Subnormals, values near one, near the largest one, and all."""
+    ranges = ((-190, -120), (-3, 3), (120, 140), (-512, 500))
+    drawn = [unrounded(np.random.default_rng(42), low, high) for low, high in ranges]
+    words, values = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
     with np.errstate(all="ignore"):
         check(simulate(Round(), {"i": words}, ["o"])["o"], values.astype(np.float32))
 

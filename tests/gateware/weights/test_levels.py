@@ -43,11 +43,15 @@ def test_equals_model(width, bf16, wide, stalls):
     check(found["o"], blocks, width)
 
 
-@pytest.mark.parametrize("share", [0, 0.3, 0.8, 1])
-def test_a_word_a_cycle_whatever_the_codes_are(share):
-    block = a_block(np.random.default_rng(1), 60 * 8, share, 1, 0)
-    cycles = transfer_cycles(LevelValues(8), inputs([block], 8), {"o": 60}, hold={"wide": 1})["o"]
-    assert cycles == list(range(cycles[0], cycles[0] + 60))
+def test_a_word_a_cycle_whatever_the_codes_are():
+    """Blocks of 60 words, by the share of each level's values that have codes of the next."""
+    words, shares = 60, (0, 0.3, 0.8, 1)
+    blocks = [a_block(np.random.default_rng(1), words * 8, share, 1, 0) for share in shares]
+    given, count = inputs(blocks, 8), words * len(blocks)
+    cycles = transfer_cycles(LevelValues(8), given, {"o": count}, hold={"wide": 1})["o"]
+    for share, first in zip(shares, range(0, count, words), strict=True):
+        own = cycles[first : first + words]
+        assert own == list(range(own[0], own[0] + words)), share
 
 
 def test_latency_from_first_codes_and_from_values():

@@ -202,7 +202,7 @@ def run(heads, **options):
     return bench
 
 
-@pytest.mark.parametrize("pause", [0, 0.6])
+@pytest.mark.parametrize("pause", [0.6, pytest.param(0, marks=pytest.mark.full)])
 def test_heads_equal_the_model(pause):
     heads = [Head(1, 0, 1), Head(2, 1, 8), Head(3, 2, 3, weighed=False), Head(4, 3, 2)]
     bench = run(heads, pause=pause)

@@ -101,8 +101,12 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    ("group", "dim", "heads_per_beat"), [(1, 64, 1), (4, 128, 4), (3, 32, 2), (8, 8, 4), (5, 64, 8), (2, 256, 1)]
-)
+    ("group", "dim", "heads_per_beat"),
+    [
+        (1, 64, 1), (3, 32, 2), (8, 8, 4), (5, 64, 8),
+        *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((4, 128, 4), (2, 256, 1))),
+    ],
+)  # fmt: skip
 def test_keys_rows_and_scales(group, dim, heads_per_beat):
     q = queries(dim, group, dim)
     chosen = np.random.default_rng(group).random(dim) < 0.3
