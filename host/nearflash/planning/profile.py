@@ -57,7 +57,7 @@ class Disk:
 
     write_cache: prefill's writes as the writer sees them, into the page cache where I/O is buffered. write_back: what
     the drive takes in the long run. write_tokens: decode's small writes, a token of each sequence. request_s: of a
-    small request behind large ones, beside its bytes. direct: the kind of I/O that these rates are of.
+    request beside its bytes, one at a time. direct: the kind of I/O that these rates are of.
     """
 
     source: str

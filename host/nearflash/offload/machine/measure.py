@@ -59,7 +59,7 @@ _HEAD_BYTES, _HEADS_BYTES = 64 << 20, 192 << 20
 """Of an output layer at most, and of as many as the caches do not hold, as a step's layers push it out of them."""
 _EXPANDED_BYTES = 64 << 20
 """Dense bytes of what is expanded at least, where the checkpoint has as many: more than the caches hold."""
-_REQUESTS = 128
+_REQUESTS = 256
 """Of one block each, one at a time."""
 _HOST_GPU_SHARE = 0.25
 """Of free memory that computes on a machine without a GPU, unless a budget is given."""
@@ -400,12 +400,6 @@ def _disk(rates: Sequence[DiskRate], request_s: float) -> Disk:
 
 
 def _request_seconds(folder: Path) -> float:
-    """Seconds of a direct write of one block and of its read, the mean of both, behind large reads as a layer's weights
-    are read: its bytes take next to nothing.
-    """
-    small = Probe(folder, _REQUESTS * BLOCK_BYTES, block_bytes=BLOCK_BYTES, threads=1)
-    large = Probe(folder, 4 * _BESIDE_BYTES, block_bytes=16 << 20, threads=2)
-    with small, large:
-        large.write(large.size_bytes)
-        with _beside(lambda: large.read(_BESIDE_BYTES)):
-            return fmean((small.write(small.size_bytes), small.read(small.size_bytes))) / _REQUESTS
+    """Seconds of a direct write of one block and of its read, the mean of both: their bytes take next to nothing."""
+    with Probe(folder, _REQUESTS * BLOCK_BYTES, block_bytes=BLOCK_BYTES, threads=1) as probe:
+        return fmean((probe.write(probe.size_bytes), probe.read(probe.size_bytes))) / _REQUESTS
