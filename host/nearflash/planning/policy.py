@@ -12,8 +12,8 @@ __all__ = ["STAGED_TENSORS", "VISITS_AHEAD", "OffloadPolicy", "Shares", "attends
 
 VISITS_AHEAD = 2
 """Visits of a layer by a batch whose KV cache is loaded before their turn."""
-STAGED_TENSORS = 4
-"""Compressed tensors that are read by the host, or wait to be expanded, or are: as many are expanded as are read."""
+STAGED_TENSORS = 8
+"""Compressed tensors that are read by the host, or wait to be expanded, or are: of a decoder's layer and the next."""
 _CLOSE = 1e-6
 _PREFILL_TOKENS = 1024
 """That keep a processor or a GPU busy."""

@@ -7,6 +7,7 @@ are expanded or converted behind them; where the buffer is copied to a far memor
 runs, too.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -272,7 +273,9 @@ class LayoutReader:
         self._direct = direct
         self._pool = ThreadPoolExecutor(_READERS, "nearflash-read", initializer=set_ieee_arithmetic)
         self._staged = StagedReader(_READERS)
-        self._expanding = ThreadPoolExecutor(STAGED_TENSORS, "nearflash-expand", initializer=set_ieee_arithmetic)
+        # More than there are processors would only keep stages from the drive.
+        threads = min(STAGED_TENSORS, os.cpu_count() or 1)
+        self._expanding = ThreadPoolExecutor(threads, "nearflash-expand", initializer=set_ieee_arithmetic)
 
     def read_runs(self, layout: BufferLayout, memory: Tensor) -> int:
         """Read what lies in runs, and check it; the bytes of it. Raises WeightsError."""
