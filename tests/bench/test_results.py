@@ -236,8 +236,8 @@ def test_rows_of_a_bench_replace_those_of_the_same_command(checkout, capsys):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "not json", '{"config": "tiny"}', "[1]", '{"bench": "sim", "git": "a", "rate": NaN}', '{"bench": "../sim"}',
-     '{"bench": "figures"}'],
+    ["", "not json", '{"config": "tiny"}', "[1]", "[]", "null", '{"bench": "sim", "git": "a", "rate": NaN}',
+     '{"bench": "../sim"}', '{"bench": "figures"}'],
 )  # fmt: skip
 def test_what_no_bench_printed_is_rejected_and_changes_nothing(checkout, text, capsys):
     """A list ended the update in a traceback; a bench of another folder's name was written there."""

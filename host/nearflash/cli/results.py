@@ -8,6 +8,7 @@ from typing import Any
 
 from nearflash.abi.errors import CommandError
 from nearflash.support.files import PUBLIC_MODE, read_text, write_durably
+from nearflash.support.tables import reject_constant
 
 __all__ = ["results"]
 
@@ -46,16 +47,12 @@ def results(subparsers: Any) -> None:
 def _read_rows(file: Path) -> list[dict[str, Any]]:
     try:
         lines = [line for line in read_text(file).splitlines() if line.strip()]
-        rows = [json.loads(line, parse_constant=_refuse_constant) for line in lines]
-        if other := next((row for row in rows if not isinstance(row, dict)), None):
-            raise ValueError(f"{other!r} is none")
+        rows = [json.loads(line, parse_constant=reject_constant) for line in lines]
+        if other := [row for row in rows if not isinstance(row, dict)]:
+            raise ValueError(f"{other[0]!r} is none")
         return rows
     except (OSError, ValueError, RecursionError) as error:
         raise CommandError(f"file must hold one JSON object a line, as a bench's --json prints: {error}") from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
 
 
 def _add(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,10 @@ from nearflash.abi.errors import StateError
 from nearflash.abi.python310 import tomllib
 from nearflash.support.files import MAX_TEXT_BYTES, read_text
 
-__all__ = ["Rule", "TableReader", "at_least_zero", "brief", "check_fields", "check_integers", "read_json", "read_toml"]
+__all__ = [
+    "Rule", "TableReader", "at_least_zero", "brief", "check_fields", "check_integers", "read_json", "read_toml",
+    "reject_constant",
+]  # fmt: skip
 
 _Kind = TypeVar("_Kind")
 Rule: TypeAlias = Callable[[str, Any, Any], str]
@@ -116,3 +119,8 @@ def brief(value: object) -> str:
         return repr(value)[:_MOST_SHOWN]
     except ValueError:
         return f"one of type {type(value).__name__} that is too long to show"
+
+
+def reject_constant(name: str) -> None:
+    """Raise ValueError for NaN and infinities, which json reads though JSON has none; for its `parse_constant`."""
+    raise ValueError(f"{name} is no JSON")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import StateError
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
+from nearflash.support.tables import reject_constant
 
 __all__ = ["crc32", "is_erased", "is_sealed", "read_kind", "read_superblock", "seal", "unseal"]
 
@@ -60,7 +61,7 @@ def unseal(kind: str, block: NDArray[np.uint8]) -> dict[str, Any]:
         magic, length, checksum = head.decode("ascii").split(" ")
         text = after[: int(length)]
         if magic == _MAGIC.decode() + kind and len(text) == int(length) and crc32(text) == int(checksum, 16):
-            body: dict[str, Any] = json.loads(text, parse_constant=_reject_constant)
+            body: dict[str, Any] = json.loads(text, parse_constant=reject_constant)
             if isinstance(body, dict):
                 return body
     except (ValueError, RecursionError):
@@ -95,7 +96,3 @@ def read_superblock(file: DirectFile, kind: str, version: int, of: str) -> dict[
     if body.get("version") != version:
         raise StateError(f"{file.path} must have version {version}, not {body.get('version')!r}")
     return body
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
