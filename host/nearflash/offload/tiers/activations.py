@@ -48,7 +48,7 @@ class StatesFile:
         """Blocks of the bytes that a batch wrote, (n,) uint8. Raises StateError where they are others now, and what
         writing them raised.
         """
-        return self._reads.take(parked) if self._overlap else self._read(parked)
+        return self._reads.take(parked) if parked in self._reads else self._read(parked)
 
     def close(self) -> None:
         """End both threads; may be called twice."""
