@@ -113,17 +113,16 @@ class RuntimeCosts:
     """Costs that the runtime on this machine cannot hide.
 
     exposed_weight_loads: share of loading a layer's weights in decode that no computing hides; 1 where the runtime
-    waits for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_pass_s: for
-    each batch and pass over all layers, of the model's code around them; per_start_s: once for each batch.
-    per_engine_visit_s: for each layer and sequence of a step of decode where a policy chooses what is read, as
-    engines hold the KV cache then. per_routing_s: more of per_layer_s in layers with experts, whose loading waits
-    for the router. per_state_s: for each element of the hidden states that pass a layer, of norms, rotation,
-    activations and residuals. per_logit_s: for each logit of which a token is chosen. computing_lost_to_reads,
-    computing_lost_to_copies: shares of the time of disk reads and of copies that are lost to what computes beside
-    them: processors move the data, or both wait for memory (unpacking is computing); reads_lost_to_computing: the
-    share of computing's time that reads lose. visits_ahead: so many visits of a layer by a batch may loads be ahead
-    of computing; what takes as long as computing then waits for it now and then, and is waited for; 0: as if
-    neither did.
+    waits for all streams at every step, as FlexGen's does. per_layer_s: for each layer and batch. per_pass_s: for each
+    batch and pass over all layers, of the model's code around them; per_start_s: once for each batch.
+    per_engine_visit_s: for each layer and sequence of a step of decode where a policy chooses what is read, as engines
+    hold the KV cache then. per_routing_s: more of per_layer_s in layers with experts, whose loading waits for the
+    router. per_state_s: for each element of the hidden states that pass a layer, of norms, rotation, activations and
+    residuals. per_logit_s: for each logit of which a token is chosen. computing_lost_to_reads,
+    computing_lost_to_copies: shares of the time of disk reads and of copies that are lost to what computes beside them:
+    processors move the data, or both wait for memory (unpacking is computing); reads_lost_to_computing: the share of
+    computing's time that reads lose. visits_ahead: so many visits of a layer by a batch may loads be ahead of
+    computing; what takes as long as computing then waits for it now and then, and is waited for; 0: as if neither did.
     stores_scores: prefill holds all attention scores. full_prefill: it computes all sequences of a batch at once.
     offloads_embeddings: shares of the weights hold outside layers too.
     places_tensors: a share is rounded to tensors in each layer, as FlexGen does, not to layers.

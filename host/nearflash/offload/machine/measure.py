@@ -5,7 +5,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -278,9 +277,15 @@ def _measure_losses(device: torch.device, dtype: torch.dtype, folder: Path) -> t
         losses = []
         for _ in range(_BESIDE_TIMES):
             alone, moving = times_per_second(compute, _BESIDE_S), times_per_second(move, _BESIDE_S)
-            start = time.perf_counter()
-            with _beside(move) as moved:
+            stop, moved = Event(), [0]
+            thread = Thread(target=_repeat, args=(move, stop, moved))
+            thread.start()
+            try:
+                start = time.perf_counter()
                 beside = times_per_second(compute, _BESIDE_S) / alone
+            finally:
+                stop.set()
+                thread.join()
             rate = moved[0] / (time.perf_counter() - start) / moving
             losses.append(_shares(beside, rate))
         first, second = map(fmean, zip(*losses, strict=True))  # what is lost now and then is lost, too
@@ -302,23 +307,10 @@ def _shares(computing: float, moving: float) -> tuple[float, float]:
     return min(1.0, max(0.0, lost[0])), min(1.0, max(0.0, lost[1]))
 
 
-@contextmanager
-def _beside(work: Callable[[], Any]) -> Iterator[list[int]]:
-    """Work that a thread repeats as long as the block runs; how often it did by then."""
-    stop, times = Event(), [0]
-
-    def repeat() -> None:
-        while not stop.is_set():
-            work()
-            times[0] += 1
-
-    thread = Thread(target=repeat)
-    thread.start()
-    try:
-        yield times
-    finally:
-        stop.set()
-        thread.join()
+def _repeat(work: Callable[[], Any], stop: Event, times: list[int]) -> None:
+    while not stop.is_set():
+        work()
+        times[0] += 1
 
 
 def _layer_seconds(device: torch.device, dtype: torch.dtype) -> float:
