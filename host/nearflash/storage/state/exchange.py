@@ -142,7 +142,7 @@ def _about(file: TensorFile, profile: str | None, extent_params: int) -> dict[st
     tensors = [(name, tensor.shape, "float32") for name, tensor in file.tensors.items() if not name.endswith(beside)]
     steps = [_scalar(file, f"{name}.{_STEP}") for name, _, _ in tensors]
     manifest = Manifest.pack(tensors, extent_params)
-    about = {"profile": profile or "ieee", "steps": max(steps), "tensor_steps": steps}
+    about = {"profile": "ieee" if profile is None else profile, "steps": max(steps), "tensor_steps": steps}
     return about | {"manifest": manifest, "metadata": {}}
 
 
