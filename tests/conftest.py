@@ -18,6 +18,8 @@ UNTIL = "NEARFLASH_TESTS_UNTIL"
 """The environment variable of the second since the epoch after which no further test begins."""
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 """How many tests of each area (folder of tests/) only make test-full has."""
+_DRAWS = pytest.StashKey[dict[str, dict]]()
+"""The state of each test module's `RNG` before its first test."""
 REPEATED_STALLS = ("source", "sink", "bursty")
 """Patterns that add to `none` and `both` what proofs hold for most units; `both` stalls sources and sinks."""
 
@@ -98,9 +100,24 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     items[0].config.stash.setdefault(_LEFT_OUT, Counter()).update(areas)
 
 
-def pytest_runtest_setup() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _rewind_draws(item)
     if time.time() > float(os.environ.get(UNTIL, "inf")):
         pytest.skip("time is up: make test-full has it")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    _rewind_draws(item)  # fixtures of the module draw only before its first test
+
+
+def _rewind_draws(item: pytest.Item) -> None:
+    """A module's `RNG` begins anew for each test: its values must not depend on which tests its worker ran before."""
+    module = getattr(item, "module", None)
+    if hasattr(module, "RNG"):
+        generator = module.RNG.bit_generator
+        generator.state = item.config.stash.setdefault(_DRAWS, {}).setdefault(module.__name__, generator.state)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

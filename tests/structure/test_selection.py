@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +16,8 @@ AREAS = sorted(path.name for path in (ROOT / "tests").iterdir() if path.is_dir()
 SPEC = importlib.util.spec_from_file_location("tests_conftest", ROOT / "tests/conftest.py")
 conftest = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(conftest)
+
+RNG = np.random.default_rng(1)
 
 
 class Item:
@@ -73,7 +76,12 @@ def test_a_run_says_how_many_tests_it_leaves(options, tmp_path):
 def test_no_test_begins_after_the_time_given(monkeypatch):
     monkeypatch.setenv(conftest.UNTIL, "1")
     with pytest.raises(pytest.skip.Exception, match="time is up"):
-        conftest.pytest_runtest_setup()
+        conftest.pytest_runtest_setup(SimpleNamespace())
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_what_a_test_draws_is_the_same_whatever_ran_before(turn):
+    assert RNG.integers(1 << 62) == np.random.default_rng(1).integers(1 << 62)
 
 
 @pytest.mark.parametrize("area", AREAS)
