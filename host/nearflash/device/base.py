@@ -15,6 +15,7 @@ from nearflash.abi.errors import AddressError, UnknownDeviceError
 from nearflash.abi.kernel.commands import Command, Completion
 from nearflash.abi.kernel.config import KernelConfig
 from nearflash.abi.python310 import Self
+from nearflash.support.closing import Closing
 
 __all__ = ["Buffer", "Device", "Identity", "LinkBytes"]
 
@@ -77,7 +78,7 @@ class Buffer(ABC):
         return slice(offset, offset + size_bytes)
 
 
-class Device(ABC):
+class Device(Closing, ABC):
     """A near-storage device. Use as a context manager; not safe for use by several threads at once."""
 
     QUICK_TO_OPEN: ClassVar[bool] = False
@@ -151,9 +152,3 @@ class Device(ABC):
     def run(self, command: Command, timeout_s: float = 60.0) -> Completion:
         """Submit and wait."""
         return self.wait(self.submit(command), timeout_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -26,12 +26,13 @@ from nearflash.inference.generate import Generated, ends_of, settings_of
 from nearflash.inference.progress import GenerationClock, GenerationProgress, ProgressCallback, TextOut
 from nearflash.inference.prompts import encode_text, prompt_rows, vocabulary_size
 from nearflash.inference.settings import Caller, check_seed, raise_command_errors
+from nearflash.support.closing import Closing
 from nearflash.support.tables import check_fields, check_integers
 
 __all__ = ["Session"]
 
 
-class Session:
+class Session(Closing):
     """The one sequence of an engine, continued prompt by prompt. Calls come from one thread.
 
     Raises StateError where the engine holds a session of another model (all that `ModelIdentity` compares:
@@ -106,12 +107,6 @@ class Session:
         """Free what is stored, unless the engine keeps it."""
         if self._cache is not None and not self._engine.is_kept:
             self._cache.reset()
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Parts
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from nearflash.abi.errors import StateError, StorageFullError
 from nearflash.storage.io.direct import flush_directory
+from nearflash.support.closing import Closing
 from nearflash.support.files import open_regular
 from nearflash.support.tables import check_fields, check_integers
 
@@ -35,7 +36,7 @@ def prompt_digest(tokens: Sequence[int]) -> str:
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:32]
 
 
-class Results:
+class Results(Closing):
     """A file of results, locked. Close it, or use it as a context manager.
 
     digests: of all prompts. settings: what texts depend on beside them. Raises StateError where the file is damaged,
@@ -84,12 +85,6 @@ class Results:
     def close(self) -> None:
         """Close and unlock it; once."""
         os.close(self._fd)
-
-    def __enter__(self) -> "Results":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _append(self, text: str) -> None:
         data, done = text.encode() + b"\n", 0

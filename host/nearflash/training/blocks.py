@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -37,6 +37,7 @@ from nearflash.storage import Extent, aligned_buffer
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.reuse import reuse_buffer
+from nearflash.support.closing import Closing
 from nearflash.support.prefetch import Prefetcher
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
 from nearflash.training.step.host_memory import is_plain
@@ -130,7 +131,7 @@ def _modules_outside(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) 
             yield from _modules_outside(child, blocks)
 
 
-class BlockStream:
+class BlockStream(Closing):
     """The weights of blocks, on flash; made by `stream_blocks`. `close` brings them back into memory."""
 
     def __init__(
@@ -196,12 +197,6 @@ class BlockStream:
         self._ahead.close()
         self._source.note_resident()
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _attach(self, module: torch.nn.Module) -> None:
         """To parts of a block, too: a checkpoint inside a block's forward runs these again, and not the block."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import aligned_buffer
+from nearflash.support.closing import Closing
 from nearflash.support.prefetch import Prefetcher
 from nearflash.support.threads import CallingThread
 from nearflash.weights.expand import expand
@@ -38,7 +39,7 @@ _READING = 2
 """Of them, those that are being read: the disk has always a further request then, and none waits behind many."""
 
 
-class WeightsMap(Mapping[str, Tensor]):
+class WeightsMap(Closing, Mapping[str, Tensor]):
     """Tensors, each expanded anew when it is asked for. Close it, or use it as a context manager.
 
     tensors: in the order in which a forward pass uses them; where one uses another order, the map learns it.
@@ -85,12 +86,6 @@ class WeightsMap(Mapping[str, Tensor]):
     def close(self) -> None:
         """Wait for what is being expanded and end the threads; may be called twice."""
         self._loads.close()
-
-    def __enter__(self) -> "WeightsMap":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _fill(self, name: str) -> None:
         """Begin what comes after `name`, as much as there is room for."""

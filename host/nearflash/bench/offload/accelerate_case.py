@@ -15,6 +15,7 @@ from accelerate import disk_offload
 from transformers import AutoModelForCausalLM
 
 from nearflash.bench.disk import drop, write_back
+from nearflash.support.closing import Closing
 from nearflash.weights.pretrained import silent_transformers
 
 __all__ = ["AccelerateCase", "greedy"]
@@ -38,7 +39,7 @@ def greedy(model: Any, rows: Sequence[Sequence[int]], batch_size: int, new_token
     return tokens
 
 
-class AccelerateCase:
+class AccelerateCase(Closing):
     """A folder's model with all its weights in files under `path`. Close it, or use it as a context manager."""
 
     def __init__(self, model: Path, path: Path, *, cold: bool) -> None:
@@ -61,9 +62,3 @@ class AccelerateCase:
     def close(self) -> None:
         """Remove the files."""
         self._folder.cleanup()
-
-    def __enter__(self) -> "AccelerateCase":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

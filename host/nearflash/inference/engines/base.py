@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from nearflash.abi.errors import UnsupportedError
+from nearflash.support.closing import Closing
 
 __all__ = ["Engine", "EngineCounters"]
 
@@ -65,7 +66,7 @@ class EngineCounters:
         )
 
 
-class Engine(ABC):
+class Engine(Closing, ABC):
     """Holds the KV of sequences and attends to it. Its calls may come from several threads: they run one by one.
 
     What an engine raises beside the errors named here is what its store and its device raise.
@@ -167,10 +168,10 @@ class Engine(ABC):
         """The last `note` of each sequence that outlasts the engine; nothing where none does."""
         return {}
 
-    def note(self, sequence: int, info: Mapping[str, Any]) -> None:  # noqa: B027
+    def note(self, sequence: int, info: Mapping[str, Any]) -> None:
         """Keep info (JSON values) with a sequence, where that outlasts the engine. Raises CommandError, StateError."""
 
-    def flush(self) -> None:  # noqa: B027
+    def flush(self) -> None:
         """Return when what was appended is durable, where it outlasts the engine.
 
         Raises StorageFullError where there is no room for the tokens after the last full KV page groups.
@@ -184,9 +185,3 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release store and device; it may be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -21,6 +21,7 @@ from nearflash.planning.policy import VISITS_AHEAD, OffloadPolicy, attends_on_ho
 from nearflash.storage.io.backend import BLOCK_BYTES
 from nearflash.storage.io.direct import DirectFile
 from nearflash.storage.io.profile import queue_backend
+from nearflash.support.closing import Closing
 
 __all__ = ["BatchShape", "Block", "BlockShape"]
 
@@ -44,7 +45,7 @@ class BlockShape:
     """Of the longest prompt."""
 
 
-class Block:
+class Block(Closing):
     """Room for the largest block; the caches of one block after another. Close it, or use it as a context manager.
 
     owns: whether a layer's cache is here; of another rank's the tokens alone are counted. in_engines: how many batches
@@ -103,12 +104,6 @@ class Block:
             self._file.close()
         while self._held:
             self._ledger.give(*self._held.pop())
-
-    def __enter__(self) -> "Block":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def attends_on_host(self) -> bool:

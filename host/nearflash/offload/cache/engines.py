@@ -28,6 +28,7 @@ from nearflash.offload.tiers.ledger import Ledger
 from nearflash.planning.placement import place_units
 from nearflash.planning.policy import OffloadPolicy
 from nearflash.storage.kv import KvLayout, KvShape
+from nearflash.support.closing import Closing
 
 __all__ = ["BlockEngines", "KvPlaces", "check_engines", "engine_read_fraction", "engine_tiers"]
 
@@ -104,7 +105,7 @@ def engine_read_fraction(
     return min(1.0, read_fraction(attention, shape, layout, tokens) + index)
 
 
-class BlockEngines:
+class BlockEngines(Closing):
     """Engines with room for the largest of some blocks, open. Close it, or use it as a context manager.
 
     given: for all of the batches that engines hold, in place of those that would be opened; it stays open. always:
@@ -151,12 +152,6 @@ class BlockEngines:
             engine.close()
         while self._held:
             self._ledger.give(*self._held.pop())
-
-    def __enter__(self) -> "BlockEngines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _open(self, config: Any, tier: str, blocks: Sequence[Sequence[BatchShape]]) -> None:
         shape, places = kv_shape_of(config), self._places

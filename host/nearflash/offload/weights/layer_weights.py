@@ -27,6 +27,7 @@ from nearflash.offload.weights.staging import StagedReads
 from nearflash.offload.weights.storage_to_gpu import choose_reader
 from nearflash.planning.policy import STAGED_TENSORS
 from nearflash.support.buffers import BufferPool
+from nearflash.support.closing import Closing
 from nearflash.support.prefetch import Prefetcher
 from nearflash.weights.crossing import CheckedTensor
 from nearflash.weights.sources import Source
@@ -54,7 +55,7 @@ class _Layer:
     """Its parameters without memory."""
 
 
-class LayerWeights:
+class LayerWeights(Closing):
     """Weights of the layers by tier. Close it, or use it as a context manager.
 
     layers, sources, tiers: one each for every layer; of a layer without sources nothing is held. direct: past the page
@@ -133,12 +134,6 @@ class LayerWeights:
         """End what is being read, free the memory; may be called twice."""
         self._closed = True
         self._opened.close()
-
-    def __enter__(self) -> "LayerWeights":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Placement
 

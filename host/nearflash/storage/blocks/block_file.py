@@ -22,6 +22,7 @@ from nearflash.storage.blocks.transfer import BlockTransfer
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.direct import DirectFile, partial_of
 from nearflash.storage.io.reuse import reuse_buffer
+from nearflash.support.closing import Closing
 from nearflash.support.files import give_name
 from nearflash.support.threads import CallingThread, map_all
 
@@ -37,7 +38,7 @@ _THREADS = 8
 _log = logging.getLogger(__name__)
 
 
-class BlockFile:
+class BlockFile(Closing):
     """An open, locked file. Use `open`, then `close`. Any thread may read; one at a time writes."""
 
     def __init__(self, file: DirectFile, superblock: BlockLabel, threads: int) -> None:
@@ -132,12 +133,6 @@ class BlockFile:
         self._pool.shutdown()
         self._log.close()
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Use
 

@@ -10,8 +10,7 @@ from functools import reduce
 from operator import add
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from nearflash.storage.blocks.transfer import BlockTransfer
 from nearflash.storage.blocks.writer import BlockWriter
 from nearflash.storage.io.backend import IoBackend, PositionalBackend
 from nearflash.storage.io.profile import queue_backend
+from nearflash.support.closing import Closing
 
 __all__ = ["BlockStore"]
 
@@ -32,7 +32,7 @@ Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 IN_FLIGHT_BYTES = 1 << 30
 
 
-class BlockStore:
+class BlockStore(Closing):
     """Use it as a context manager, or `close` it. Any thread may call; no `submit_…` waits for a drive.
 
     path: a file, or several on drives of their own; each is made where it is not there.
@@ -155,12 +155,6 @@ class BlockStore:
             writer.close()
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     # Parts
 

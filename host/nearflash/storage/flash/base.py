@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from nearflash.abi.attention.pages import PageEntry
 from nearflash.abi.errors import PageError, StateError
 from nearflash.storage.flash.geometry import FlashGeometry, PageNumbers
 from nearflash.storage.flash.page import PageData, PageKeys, PageWrites, describe
+from nearflash.support.closing import Closing
 
 __all__ = ["ERASED", "Flash", "ProgramOrder", "check_pages", "wrong_pages"]
 
@@ -18,7 +19,7 @@ Flags = NDArray[np.bool_]
 ERASED = "is erased: nothing was written there"
 
 
-class Flash(ABC):
+class Flash(Closing, ABC):
     """Pages by number."""
 
     geometry: FlashGeometry
@@ -54,7 +55,7 @@ class Flash(ABC):
         """Words of a device's page table, (p,). Raises CommandError where it cannot reach them."""
         return np.array([self.entry(int(page)).pack() for page in pages], np.uint64)
 
-    def label(self, about: Mapping[str, Any]) -> None:  # noqa: B027
+    def label(self, about: Mapping[str, Any]) -> None:
         """Note what the flash holds, as JSON values, where it outlasts its user. Raises StateError."""
 
     @abstractmethod
@@ -64,12 +65,6 @@ class Flash(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the medium; it may be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ProgramOrder:

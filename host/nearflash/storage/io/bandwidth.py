@@ -9,13 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, zip_longest
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from nearflash.storage.io.backend import IoBackend
 from nearflash.storage.io.direct import DirectFile, aligned_buffer
+from nearflash.support.closing import Closing
 
 __all__ = ["CACHED_BYTES", "Probe"]
 
@@ -28,7 +27,7 @@ THREADS = 2
 """Requests of a direction in flight; more were not faster (a virtual drive, two cores)."""
 
 
-class Probe:
+class Probe(Closing):
     """A file of `size_bytes` (rounded up to blocks) in `folder`, which is removed at the end.
 
     Its methods return seconds, including the flush after the last write. Past the end of the file they continue at its
@@ -91,12 +90,6 @@ class Probe:
         """Remove the file; may be called twice."""
         self._file.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _share(self, call: str, size_bytes: int, first: int, blocks: int) -> list[Callable[[], None]]:
         """One job for each thread: every so many-th block."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import AlignmentError, StateError, StorageFullError
 from nearflash.device.memory import anonymous as aligned_buffer
 from nearflash.storage.io.backend import BLOCK_BYTES, IoBackend, PositionalBackend
+from nearflash.support.closing import Closing
 from nearflash.support.files import flush_folder, refuse_link
 
 __all__ = [
@@ -39,7 +40,7 @@ _ATTEMPTS = 8
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class DirectFile:
+class DirectFile(Closing):
     """One open file. Use `create` or `open`; close it, or use it as a context manager.
 
     `direct=False` goes through the page cache: for file systems without O_DIRECT. There is no silent fallback.
@@ -229,12 +230,6 @@ class DirectFile:
         if self._release.detach():
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _transfer(self, action: str, call: _Call, offset: int, memory: NDArray[np.uint8]) -> None:
         self._check(offset, memory.nbytes, memory.ctypes.data)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from nearflash.storage.kv.recovery import FoundPages
 from nearflash.storage.kv.sequence import PartialGroup
 from nearflash.storage.kv.sequences import Sequences
 from nearflash.storage.kv.statistics import Cause, KvStatistics
+from nearflash.support.closing import Closing
 
 __all__ = ["KvStore", "StoredHead"]
 
@@ -66,7 +67,7 @@ class StoredHead:
         return self.tokens - int(self.suffix_k.shape[-2])
 
 
-class KvStore:
+class KvStore(Closing):
     """Sequences on a flash that is used for nothing else. Calls come from one thread at a time.
 
     Pages are staged in `buffer_bytes` and programmed when those are full; in the `background` by a thread, whose first
@@ -303,12 +304,6 @@ class KvStore:
             self._host_bytes, pool.reads, dict(pool.programmed), self.layout.page_bytes, space.live_pages,
             space.erases.copy(), space.reads.copy(),
         )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Parts
 

@@ -9,12 +9,13 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import distributed
 
 from nearflash.abi.errors import CommandError, StateError
+from nearflash.support.closing import Closing
 from nearflash.training.integrations.process_group import Ranks
 from nearflash.training.integrations.run_files import Share, agree_on_files
 from nearflash.training.optimizers.optimizer import NearStorageOptimizer
@@ -30,7 +31,7 @@ _SCALER = ("grad_scale", "found_inf")
 """What torch.amp.GradScaler sets for a step."""
 
 
-class CollectiveOptimizer(torch.optim.Optimizer):
+class CollectiveOptimizer(Closing, torch.optim.Optimizer):
     """An optimizer of parameters that ranks share, over one local optimizer on each; subclasses state who has what."""
 
     _step_supports_amp_scaling = True
@@ -246,12 +247,6 @@ class CollectiveOptimizer(torch.optim.Optimizer):
         self._closed = True
         if self._opened is not None:
             self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Opening
 

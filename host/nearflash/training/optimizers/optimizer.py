@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 
@@ -26,6 +26,7 @@ from nearflash.abi.errors import CommandError, NearflashError, NoGradientWarning
 from nearflash.abi.optimizers import OptimizerStep, Profile, StateFormat
 from nearflash.storage import StateStore
 from nearflash.storage.state.delta_log import WeightDelta
+from nearflash.support.closing import Closing
 from nearflash.support.vector_math import prepare_vector_math
 from nearflash.training.optimizers.store import OptimizerStore, snapshot_files
 from nearflash.training.step.arrays import arrays_of
@@ -44,7 +45,7 @@ HANDLE = "step", _IDENTITY, _STEP
 """What `state_dict` holds of each tensor that has state: plain integers, which every tool carries along."""
 
 
-class NearStorageOptimizer(torch.optim.Optimizer):
+class NearStorageOptimizer(Closing, torch.optim.Optimizer):
     """A torch optimizer over a state store and its devices; subclasses add their arguments and `rule`.
 
     params: tensors, named tensors, or groups of them, as torch's; scalars are read from the groups at each step.
@@ -446,12 +447,6 @@ class NearStorageOptimizer(torch.optim.Optimizer):
     def _close(self) -> None:
         self._runner.detach()
         self._optimizer_state.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def _optimizer_state(self) -> OptimizerState:
