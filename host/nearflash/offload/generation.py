@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -39,6 +39,7 @@ from nearflash.offload.weights.options import check_weight_options
 from nearflash.offload.weights.skeleton import Skeleton, find_weights, open_skeleton
 from nearflash.planning.placement import place_units
 from nearflash.planning.policy import OffloadPolicy
+from nearflash.support.closing import Closing
 from nearflash.weights.folder import has_tokenizer
 from nearflash.weights.on_device import DeviceExpander
 from nearflash.weights.pretrained import load_tokenizer
@@ -67,7 +68,7 @@ def generate(
             opened.ledger.timeline.write(trace)
 
 
-class OffloadedModel:
+class OffloadedModel(Closing):
     """A folder's model with its weights on the tiers of a policy. Close it, or use it as a context manager.
 
     dtype: what is computed in; None: what the checkpoint is stored in. device: `cpu`, or `cuda` for torch's GPU, of
@@ -276,12 +277,6 @@ class OffloadedModel:
             if part is not None:
                 part.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # Parts
 
     def _sources_on_disk(self) -> list[dict[str, Source]]:
@@ -322,7 +317,9 @@ class OffloadedModel:
         on_disk = [number for number, tier in enumerate(self.tiers) if tier == "disk" and self.stage.owns(number)]
         mixtures = find_mixtures(self.skeleton.layers, sources, on_disk)
         if not mixtures:
-            raise CommandError("expert_bytes must be None for a model without experts in its layers on disk")
+            raise CommandError(
+                "expert_bytes (--expert-memory) must be left out for a model without experts in its layers on disk"
+            )
         names = {id(module): name for name, module in self.model.named_modules()}
         for mixture in mixtures:  # their routers are asked before their layer's turn
             layer = self.skeleton.layers[mixture.number]

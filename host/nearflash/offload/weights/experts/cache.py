@@ -77,7 +77,9 @@ class ExpertCache:
         size = max(self._layout(key).size_bytes for key in keys)  # they begin anywhere in a block
         count = min(cache_bytes // size, len(keys))
         if count < 2:
-            raise CommandError(f"expert_bytes must be {2 * size} at least, for two experts, not {cache_bytes!r}")
+            raise CommandError(
+                f"expert_bytes (--expert-memory) must be {2 * size} at least, for two experts, not {cache_bytes!r}"
+            )
         ledger.take("gpu", count * size, "experts")
         self._held_bytes = count * size
         self._slots = [_Slot(link.buffer(size)) for _ in range(count)]
