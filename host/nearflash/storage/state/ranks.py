@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nearflash.abi.errors import FormatError, StateError
 from nearflash.storage.state.carry import TensorReader
 from nearflash.storage.state.manifest import Extent, Manifest, StateArray, TensorEntry
-from nearflash.storage.state.snapshot import make_folder
+from nearflash.storage.state.snapshot import fill_folder
 from nearflash.storage.state.state_store import StateStore
 from nearflash.storage.state.stripe import Stripe
 
@@ -179,11 +179,10 @@ def reshard_offline(files: Sequence[Path], folder: Path, of: int, *, direct: boo
     it was; the given ones stay. Returns the new ones. Raises StateError, FormatError, StorageFullError."""
     if of < 1:
         raise StateError(f"ranks must be at least 1, not {of}")
-    make_folder(folder)
     paths = [folder / f"rank{rank}.state" for rank in range(of)]
     if there := [path for path in paths if path.exists()]:
         raise StateError(f"{there[0]} must not exist yet; choose another folder")
-    with ShardedState.open(files, direct=direct) as state:
+    with fill_folder(folder), ShardedState.open(files, direct=direct) as state:
         try:
             for rank, path in enumerate(paths):
                 state.write(path, [_shard_of(state, name, rank, of) for name in state.tensors], rank, of)

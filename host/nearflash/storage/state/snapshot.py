@@ -9,7 +9,8 @@ Source: ioctl_ficlone(2).
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nearflash.abi.errors import StateError
@@ -21,14 +22,16 @@ from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.superblock import last_and_previous
 from nearflash.support.files import replace_file
 
-__all__ = ["copy", "make_folder", "reflink", "snapshot_paths"]
+__all__ = ["copy", "fill_folder", "make_folder", "reflink", "snapshot_paths"]
 
 FICLONE = 0x40049409
 """From linux/fs.h: _IOW(0x94, 9, int)."""
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those that it lies in, durably. Raises StateError."""
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder, and those that it lies in, durably. Returns those that were missing, innermost first. Raises
+    StateError.
+    """
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,6 +39,22 @@ def make_folder(folder: Path) -> None:
         raise StateError(f"{folder} cannot be a folder ({error.strerror}): choose another place") from error
     for parent in reversed(missing):
         flush_directory(parent.parent)
+    return missing
+
+
+@contextmanager
+def fill_folder(folder: Path) -> Iterator[None]:
+    """Make a folder as `make_folder` for what the block puts there; where it raises, those that were missing go again
+    if nothing is in them.
+    """
+    made = make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for each in made:
+                each.rmdir()
+        raise
 
 
 def snapshot_paths(paths: Sequence[Path], folder: Path, identity: str | None) -> list[Path]:

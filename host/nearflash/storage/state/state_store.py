@@ -38,10 +38,11 @@ from nearflash.storage.io.direct import aligned_buffer, partial_of
 from nearflash.storage.state.assembly import Fill, create_files, discard_files, fill_files, open_files, publish_files
 from nearflash.storage.state.manifest import Extent, Manifest
 from nearflash.storage.state.metadata import decode_metadata, encode_metadata
-from nearflash.storage.state.snapshot import copy, make_folder, snapshot_paths
+from nearflash.storage.state.snapshot import copy, fill_folder, snapshot_paths
 from nearflash.storage.state.state_file import StateFile
 from nearflash.storage.state.stripe import Stripe
 from nearflash.storage.state.superblock import Stamp
+from nearflash.support.closing import Closing
 from nearflash.support.files import give_name
 from nearflash.support.threads import map_all
 
@@ -50,7 +51,7 @@ __all__ = ["StateStore"]
 T = TypeVar("T")
 
 
-class StateStore:
+class StateStore(Closing):
     """An open, locked state at one of its committed steps. Use `create`, `build` or `open`, then `close`.
 
     `read` and `write` may be called from many threads at once; all else while no other call runs.
@@ -187,12 +188,6 @@ class StateStore:
             self._threads.shutdown()
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # What it is
 
@@ -345,8 +340,19 @@ class StateStore:
         included, or this one is damaged, StorageFullError, changing nothing.
         """
         folder = Path(folder).absolute()
-        make_folder(folder)
-        paths = snapshot_paths(self.paths, folder, None if replacing else self.identity)
+        with fill_folder(folder):
+            return self._write_snapshot(folder, None if replacing else self.identity)
+
+    def each(self, action: Callable[[StateFile], T]) -> list[T]:
+        """Do something on every file, at once. Raises the first error, when all have ended."""
+        if self._threads is None:
+            return [action(file) for file in self._files]
+        return map_all(self._threads, action, self._files)
+
+    # Steps of a snapshot and of a commit
+
+    def _write_snapshot(self, folder: Path, replaced: str | None) -> list[Path]:
+        paths = snapshot_paths(self.paths, folder, replaced)
         beside = folder / f".nearflash-{secrets.token_hex(8)}"
         try:
             beside.mkdir(0o700)
@@ -363,14 +369,6 @@ class StateStore:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         return paths
-
-    def each(self, action: Callable[[StateFile], T]) -> list[T]:
-        """Do something on every file, at once. Raises the first error, when all have ended."""
-        if self._threads is None:
-            return [action(file) for file in self._files]
-        return map_all(self._threads, action, self._files)
-
-    # Steps of a commit
 
     def _commit(self, stamp: Stamp, tensor_steps: Sequence[int], metadata: Mapping[str, Any]) -> None:
         if len(tensor_steps) != len(self.manifest.tensors):
