@@ -28,6 +28,8 @@ REFUSED = {
     "kv verify FILE --json --heads": "left out with --json, which prints one object a file",
     "plan DIR --hardware t4 --folder DIR": "left out with a machine's profile (--hardware), as nothing is measured",
     "tune DIR --hardware t4 --folder DIR": "left out with a machine's profile (--hardware), as nothing is measured",
+    "preflight DIR --params 7M --optimizer sgd --state-format mx8": "left out with --optimizer sgd, "
+    "which has no moments without momentum",
     "selftest --device model:attend-tiny --params 9": "left out but for a kernel update, which has them",
     "selftest --tokens 9": "left out but for a kernel attend, which has them",
     "selftest --kernel attend --columns 9": "left out but for a kernel expand, which has them",

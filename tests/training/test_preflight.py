@@ -156,11 +156,13 @@ def test_without_direct_io(tmp_path, monkeypatch):
 
 def test_command(tmp_path, capsys):
     arguments = ["preflight", str(tmp_path), str(tmp_path / "no" / "state"), "--params", "2M", "--no-measure"]
-    assert cli.main([*arguments, "--optimizer", "sgd", "--state-format", "bf16", "--tbw", "1"]) == 1
+    assert cli.main([*arguments, "--optimizer", "sgd-momentum", "--state-format", "bf16", "--tbw", "1"]) == 1
     out = capsys.readouterr().out
     assert out.startswith(f"{tmp_path}:\n  ok       file system")
     assert "166,666 steps of 0.006 GB within 1 TB written" in out  # half of the parameters, 6 bytes each
     assert "  error    path         " in out
+    assert cli.main([*arguments, "--optimizer", "sgd", "--tbw", "1"]) == 1
+    assert "250,000 steps of 0.004 GB" in capsys.readouterr().out  # as train's, which has no momentum
     with pytest.raises(SystemExit):
         cli.main(["preflight", str(tmp_path), "--params", "many"])
     assert "must be a count such as 135M or 7B, not 'many'" in capsys.readouterr().err

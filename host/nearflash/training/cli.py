@@ -22,12 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["preflight", "train"]
 
 _RULES: dict[str, Callable[..., OptimizerStep]] = {
+    "adamw": partial(AdamStep, 0.0, 1),
     "adam": partial(AdamStep, 0.0, 1),
-    "sgd": partial(SgdStep, 0.0, 1, momentum=0.9),
+    "sgd": partial(SgdStep, 0.0, 1),
+    "sgd-momentum": partial(SgdStep, 0.0, 1, momentum=0.9),
     "adagrad": partial(AdagradStep, 0.0, 1),
     "lion": partial(LionStep, 0.0, 1),
 }
 _TOPK_CHOICES = ("residual", "values", "warmup", "unsaved")
+_NO_MOMENTS = Ineffective(
+    ("state_format",),
+    lambda given: given.optimizer == "sgd",
+    "left out with --optimizer sgd, which has no moments without momentum",
+)
 _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 _PREFLIGHT_EXAMPLES = """examples:
   nearflash preflight /mnt/nvme --params 135M
@@ -44,7 +51,7 @@ def preflight(subparsers: Any) -> None:
     parser = subparsers.add_parser("preflight", epilog=_PREFLIGHT_EXAMPLES)
     parser.add_argument("paths", nargs="+", type=Path, help="Folders or state files, one a drive, with equal shares.")
     parser.add_argument("--params", required=True, type=_count, help="Parameters of the model, such as 135M or 7B.")
-    parser.add_argument("--optimizer", default="adam", choices=_RULES, help="Optimizer whose state is stored.")
+    parser.add_argument("--optimizer", default="adamw", choices=_RULES, help="Optimizer whose state is stored.")
     parser.add_argument(
         "--state-format", default=StateFormat.FP32, type=StateFormat, choices=[*StateFormat],
         help="Format of the moments.",
@@ -53,6 +60,7 @@ def preflight(subparsers: Any) -> None:
     parser.add_argument("--tbw", type=above_zero, metavar="TB", help="Rated writes of the drive, in terabytes.")
     parser.add_argument("--no-measure", action="store_true", help="Write no file to measure rates with.")
     parser.set_defaults(run=_preflight)
+    declare_ineffective(parser, _NO_MOMENTS)
 
 
 def _preflight(arguments: argparse.Namespace) -> int:
@@ -128,11 +136,7 @@ def train(subparsers: Any) -> None:
             lambda given: given.topk_residual == "none",
             "left out with --topk-residual none, which holds nothing",
         ),
-        Ineffective(
-            ("state_format",),
-            lambda given: given.optimizer == "sgd",
-            "left out with --optimizer sgd, which has no moments without momentum",
-        ),
+        _NO_MOMENTS,
     )
 
 
