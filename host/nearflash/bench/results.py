@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from nearflash.abi.errors import CommandError
-from nearflash.support.files import PUBLIC_MODE, write_durably
+from nearflash.support.files import PUBLIC_MODE, read_text, write_durably
+from nearflash.support.tables import reject_constant
 
 __all__ = ["FIGURES", "add_rows", "machine", "outputs", "read_lines", "read_objects", "read_plan", "stale_pages",
            "write_objects"]  # fmt: skip
@@ -116,12 +117,18 @@ def read_lines(root: Path) -> list[dict[str, Any]]:
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
-    """Lines of one file. Raises CommandError for one that is no JSON object."""
-    objects = []
-    for number, text in enumerate(path.read_text().splitlines(), 1):
+    """JSON objects of a file, one a line; empty lines are none. Raises CommandError for another file or line."""
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path} must have JSON objects, one a line: {error}") from None
+    objects = list[dict[str, Any]]()
+    for number, text in enumerate(lines, 1):
         try:
-            objects.append(json.loads(text))
-        except ValueError as error:
+            objects += [json.loads(text, parse_constant=reject_constant)] if text.strip() else []
+            if objects and not isinstance(objects[-1], dict):
+                raise ValueError(f"{objects[-1]!r} is none")
+        except (ValueError, RecursionError) as error:
             raise CommandError(f"{path} line {number} must be a JSON object: {error}") from None
     return objects
 

@@ -1,14 +1,11 @@
 """`nearflash results`: the figures that the project states, and the pages generated from them."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from nearflash.abi.errors import CommandError
-from nearflash.support.files import PUBLIC_MODE, read_text, write_durably
-from nearflash.support.tables import reject_constant
+from nearflash.support.files import PUBLIC_MODE, write_durably
 
 __all__ = ["results"]
 
@@ -44,21 +41,10 @@ def results(subparsers: Any) -> None:
     stale.set_defaults(run=_stale)
 
 
-def _read_rows(file: Path) -> list[dict[str, Any]]:
-    try:
-        lines = [line for line in read_text(file).splitlines() if line.strip()]
-        rows = [json.loads(line, parse_constant=reject_constant) for line in lines]
-        if other := [row for row in rows if not isinstance(row, dict)]:
-            raise ValueError(f"{other[0]!r} is none")
-        return rows
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"file must hold one JSON object a line, as a bench's --json prints: {error}") from None
-
-
 def _add(arguments: argparse.Namespace) -> int:
-    from nearflash.bench.results import add_rows
+    from nearflash.bench.results import add_rows, read_objects
 
-    rows = _read_rows(arguments.file)
+    rows = read_objects(arguments.file)
     for path in add_rows(arguments.root, rows, arguments.page, arguments.command, arguments.rates):
         print(path)
     return 0
@@ -66,10 +52,10 @@ def _add(arguments: argparse.Namespace) -> int:
 
 def _update(arguments: argparse.Namespace) -> int:
     from nearflash.bench.remeasure import update_figures
+    from nearflash.bench.results import read_objects
 
-    for figure, before, now in update_figures(
-        arguments.root, _read_rows(arguments.file), arguments.command, arguments.rates
-    ):
+    rows = read_objects(arguments.file)
+    for figure, before, now in update_figures(arguments.root, rows, arguments.command, arguments.rates):
         print(f"{figure}: {before:g} -> {now:g}")
     return 0
 
