@@ -107,5 +107,5 @@ def test_experts_that_are_read_once_are_not_split(few_tokens):
 
 def test_tokens_at_a_time():
     assert prefill_tokens(100, 1) == 100, "decode is of the whole batch"
-    assert prefill_tokens(2, 512) == prefill_tokens(64, 512) == 1024
+    assert prefill_tokens(4, 512) == prefill_tokens(64, 512) == 2048
     assert prefill_tokens(3, 5000) == 5000, "a sequence at least"
