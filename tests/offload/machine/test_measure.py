@@ -154,11 +154,38 @@ def test_a_layer_of_the_model_is_timed(saved, monkeypatch, short_layers, family)
     monkeypatch.setattr(measure_layer, "_PREFILL", (2, 16))
     folder, _ = saved(family)
     shape = measure_shape(open_folder(folder))
-    rates = measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32)
+    rates = measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32, 1e12)
     assert rates.flops_per_s > 0 and rates.bytes_per_s > 0
     assert rates.tokens == (1, 8, 32) and len(rates.factors) == 3
     assert rates.factors[0] == pytest.approx(1) or rates.factors[0] < 1  # multiplying may be the longer
     assert rates.factors[-1] == 1
+
+
+def test_attention_is_taken_off_a_layers_prefill(saved, monkeypatch):
+    """The plan has a term of it, by its own rate, which is far below that of matrices; half of the time stays."""
+    folder, _ = saved("llama")
+    shape = measure_shape(open_folder(folder))
+    monkeypatch.setattr(measure_layer, "STEP_TOKENS", (1,))
+    monkeypatch.setattr(measure_layer, "_PREFILL", (2, 16))
+    monkeypatch.setattr(measure_layer, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(measure_layer, "seconds_between", lambda *_: len(shape.layers) - 1.0)  # a second a layer
+    operations = 4 * 2 * 16 * 16 * shape.heads * shape.head_dim
+    of_matrices = 2 * shape.largest_layer.active_parameters * 32
+    for attention_s, matrices_s in ((1e-9, 1), (0.25, 0.75), (0.9, 0.5)):
+        rates = measure_layer.measure_layer(
+            folder, shape, torch.device("cpu"), torch.float32, attention_rate=operations / attention_s
+        )
+        assert rates.flops_per_s == pytest.approx(of_matrices / matrices_s)
+
+
+def test_a_prompts_attention_counts_every_token_as_the_last(monkeypatch):
+    """Heads of queries that share those of keys, and all of them without."""
+    monkeypatch.setattr(measure_layer, "_ATTENDED", (2, 8))
+    monkeypatch.setattr(measure_layer, "seconds_of", lambda device, work: work().numel())
+    for heads in ((4, 2, 16), (3, 3, 8)):
+        queries, _, dim = heads
+        rate = measure_layer.prefill_attention_rate(heads, torch.device("cpu"), torch.bfloat16)
+        assert rate == (4 * 2 * 8 * 8 * queries * dim) / (2 * queries * 8 * dim)
 
 
 def test_models_that_transformers_does_not_know_are_not_timed(saved, short_layers, tmp_path):
@@ -166,16 +193,16 @@ def test_models_that_transformers_does_not_know_are_not_timed(saved, short_layer
     shape = measure_shape(open_folder(folder))
     file = tmp_path / "other.json"
     file.write_text('{"model_type": "of another library", "hidden_size": 64}')
-    assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32) is None
+    assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32, 1e12) is None
     file.write_text((folder / "config.json").read_text())
-    assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32) is not None
+    assert measure_layer.measure_layer(file, shape, torch.device("cpu"), torch.float32, 1e12) is not None
 
 
 def test_layers_with_experts_or_beyond_memory_are_not_timed(saved, monkeypatch):
     folder, _ = saved("mixtral")
     shape = measure_shape(open_folder(folder))
-    assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32) is None
+    assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32, 1e12) is None
     folder, _ = saved("llama")
     monkeypatch.setattr(measure_layer, "available_bytes", lambda: 1000)
     shape = measure_shape(open_folder(folder))
-    assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32) is None
+    assert measure_layer.measure_layer(folder, shape, torch.device("cpu"), torch.float32, 1e12) is None

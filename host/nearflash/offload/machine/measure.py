@@ -20,7 +20,7 @@ from nearflash.abi.errors import PlanError
 from nearflash.offload.cache.groups import decode, encode
 from nearflash.offload.cache.host_attention import attend_halves
 from nearflash.offload.machine.machine_file import FREE_SHARE, available_bytes
-from nearflash.offload.machine.measure_layer import STEP_TOKENS, LayerRates, measure_layer
+from nearflash.offload.machine.measure_layer import STEP_TOKENS, LayerRates, measure_layer, prefill_attention_rate
 from nearflash.offload.machine.measure_runtime import tiny_decoder, visit_seconds
 from nearflash.offload.machine.stopwatch import finish, seconds_of, times_per_second
 from nearflash.planning.policy import VISITS_AHEAD
@@ -83,11 +83,12 @@ def measure_machine(
     rates = [*_disk_rates(folder)]
     visit = visit_seconds(device, dtype, folder)
     with torch.inference_mode():
-        layer_rates = None if model is None else measure_layer(*model, device, dtype)
-        products = layer_rates or _square_rates(device, dtype)
-        what = "layers of the model" if layer_rates else f"matrices of {_SIDE} x {_SIDE}"
         shape = None if model is None else model[1]
         heads = (shape.heads, shape.kv_heads, shape.head_dim) if shape else (_HEADS, _HEADS, _HEAD_DIM)
+        of_prompts = prefill_attention_rate(heads, device, dtype)
+        layer_rates = None if model is None else measure_layer(*model, device, dtype, of_prompts)
+        products = layer_rates or _square_rates(device, dtype)
+        what = "layers of the model" if layer_rates else f"matrices of {_SIDE} x {_SIDE}"
         loops = device.type == "cuda" and dtype == torch.float16  # of attention on the host beside a GPU
         on_host, in_buffers = (
             _attention_bytes(torch.device("cpu"), dtype, heads, by_token=by_token, loops=loops)
@@ -97,7 +98,7 @@ def measure_machine(
             source=f"measured on {device}: {what} in {dtype}",
             matmul_prefill_flops_per_s=products.flops_per_s,
             matmul_decode_flops_per_s=products.flops_per_s,
-            attention_prefill_flops_per_s=products.flops_per_s,
+            attention_prefill_flops_per_s=of_prompts,
             gpu_attention_bytes_per_s=on_host if device.type == "cpu" else _attention_bytes(device, dtype, heads),
             gpu_memory_bytes_per_s=products.bytes_per_s,
             host_attention_bytes_per_s=on_host,

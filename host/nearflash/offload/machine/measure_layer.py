@@ -15,19 +15,19 @@ from transformers import AutoConfig, AutoModel
 
 from nearflash.abi.errors import UnsupportedError
 from nearflash.offload.machine.machine_file import available_bytes
-from nearflash.offload.machine.stopwatch import seconds_between
+from nearflash.offload.machine.stopwatch import seconds_between, seconds_of
 from nearflash.planning.shapes import ModelShape
 from nearflash.weights.empty import load_config, name_errors
 from nearflash.weights.folder import open_folder
 from nearflash.weights.layers import decoder_layers
 from nearflash.weights.pretrained import silent_transformers
 
-__all__ = ["STEP_TOKENS", "LayerRates", "measure_layer"]
+__all__ = ["STEP_TOKENS", "LayerRates", "measure_layer", "prefill_attention_rate"]
 
 STEP_TOKENS = (1, 4, 16, 32, 64, 128, 256)
 """Of products of few tokens."""
-_PREFILL = (16, 128)
-"""Sequences and tokens of each."""
+_PREFILL, _ATTENDED = (16, 128), (4, 512)
+"""Sequences and tokens of each: of a layer's prefill, and of attention alone, which takes little of a layer's."""
 _PREFILL_S, _STEP_S = 3.0, 0.5
 """That a prefill, and a step of so many tokens, is timed for."""
 _LAYERS, _LEAST_BYTES = 25, 384 << 20
@@ -54,10 +54,29 @@ class LayerRates:
         return cls(2 * parameters / token_s, size_bytes / steps[0], tokens, (*factors, 1.0))
 
 
-def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> LayerRates | None:
+def prefill_attention_rate(heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of a prompt's attention; `heads` of queries, of keys and values, and their dimension.
+
+    Each token counts as one that attends to the whole prompt, as in the cost model.
+    """
+    queries, keys, dim = heads
+    query, key, value = (torch.randn(_ATTENDED[0], n, _ATTENDED[1], dim, dtype=dtype, device=device)
+                         for n in (queries, keys, keys))  # fmt: skip
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=queries != keys)
+    return _attention_operations(queries * dim, *_ATTENDED) / seconds_of(device, partial(attend, query, key, value))
+
+
+def _attention_operations(width: int, sequences: int, tokens: int) -> float:
+    return 4.0 * sequences * tokens * tokens * width
+
+
+def measure_layer(
+    model: Path, shape: ModelShape, device: torch.device, dtype: torch.dtype, attention_rate: float
+) -> LayerRates | None:
     """Rates of the largest layer; None where it has experts, does not fit, or transformers does not know its model.
 
-    model: a folder with config.json, or that file. A pass of several layers less one of one layer is what is timed.
+    model: a folder with config.json, or that file. A pass of several layers less one of one layer is what is timed;
+    attention, of which the cost model has a term, is taken off a prefill at its `attention_rate`.
     """
     layer = shape.largest_layer
     size = layer.parameters * dtype.itemsize
@@ -76,8 +95,10 @@ def measure_layer(model: Path, shape: ModelShape, device: torch.device, dtype: t
             return max(seconds_between(device, of_all, of_one, least_s) / (count - 1), 1e-7)
 
         prefill = seconds(*_PREFILL, _PREFILL_S)
+        attention = _attention_operations(shape.heads * shape.head_dim, *_PREFILL) / attention_rate
         steps = [seconds(tokens, 1, _STEP_S) for tokens in STEP_TOKENS]
-    return LayerRates.of(layer.active_parameters, size, steps, _PREFILL[0] * _PREFILL[1], prefill)
+    matrices = max(prefill - attention, prefill / 2)
+    return LayerRates.of(layer.active_parameters, size, steps, _PREFILL[0] * _PREFILL[1], matrices)
 
 
 def _decoder(model: Path, layers: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
