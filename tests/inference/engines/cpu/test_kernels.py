@@ -184,7 +184,7 @@ def test_numbers_that_are_not_finite_are_found(rng):
 def score_index(loops, q, codes, factors, rows, bits, scores):
     """Scores (g, width) of one head's index blocks, codes (B, R, T·bits/8)."""
     blocks, lines, length = codes.shape
-    index = kernels._Index(1, blocks, lines, length, bits, 0, 0, find_address(codes), find_address(factors), None,
+    index = kernels._Index(1, blocks, lines, length, bits, 0, 0, 0, find_address(codes), find_address(factors), None,
                            find_address(rows))  # fmt: skip
     loops.index_scores(ctypes.byref(index), q, *q.shape, scores, scores.shape[1])
 
@@ -323,7 +323,7 @@ def test_heads_choose_by_their_own_scores(rng, each, by_probability):
     )
     tokens = covered + suffix_tokens
     codes = k[:, :covered].reshape(heads, 3, 32, dim).swapaxes(2, 3).copy().view(np.uint8)
-    suffix, none = k[:, covered:].copy(), np.zeros((heads, 3, dim, 2), np.float16)
+    suffix, none = k[:, covered:], np.zeros((heads, 3, dim, 2), np.float16)
     taken, alpha = Choice(each, by_probability, 8, top_k, 0).choose(
         q, dims, IndexRows(codes, none), dims, 16, suffix, AttentionForm(0.25, None, None),
         (np.empty(group * tokens, np.float32), np.zeros(1 << 16, np.int32)),

@@ -64,7 +64,7 @@ struct Suffixes {
 // Index blocks (H, B, R, T·bits/8) of int4 (the lower nibble first), int8 or fp16 numbers, and each row's fp16 scale
 // and zero (H, B, R, 2), unused for fp16; K (H, t, d) of the tokens after the `covered` ones of the index.
 struct Index {
-    int64_t heads, blocks, lines, length, bits, covered, suffix_tokens;
+    int64_t heads, blocks, lines, length, bits, covered, suffix_tokens, suffix_between;
     const uint8_t *codes;
     const uint16_t *factors, *suffix;
     const int64_t *rows;  // (H, r), which of R
@@ -489,7 +489,7 @@ void choose_heads(const Choice *choice, const Index *index) {
         split_query(*choice, choice->q + head * group * dim, choice->dims + head * dims, near.data(), partly.data(),
                     scales.data());
         score_index(*index, head, near.data(), group, dims, choice->scores, tokens);
-        score_keys(partly.data(), group, dim, index->suffix + head * index->suffix_tokens * dim, index->suffix_tokens,
+        score_keys(partly.data(), group, dim, index->suffix + head * index->suffix_between, index->suffix_tokens,
                    index->covered, choice->scores, tokens);
         weigh(*choice, choice->scores, tokens, scales.data(), keys.data(), shares.data());
         choose(*choice, tokens, keys.data(), shares.data(), choice->taken + head * choice->entries,

@@ -155,7 +155,7 @@ class Heads:
         choice = Choice(each, self.policy.by_probability, resolved.local_window, resolved.top_k, resolved.top_p)
         taken, self._alpha = choice.choose(
             self._q, self._dims, rows, np.ascontiguousarray(places), layout.index_format.bits,
-            np.ascontiguousarray(suffix), form, _room(group * tokens),
+            suffix, form, _room(group * tokens),
         )  # fmt: skip
         flash = full * layout.group_tokens
         if each == layout.group_tokens:

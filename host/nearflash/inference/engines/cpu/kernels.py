@@ -75,7 +75,8 @@ class _Index(ctypes.Structure):
     """`Index` of attention.cpp."""
 
     _fields_ = (
-        *((name, _I64) for name in ("heads", "blocks", "lines", "length", "bits", "covered", "suffix_tokens")),
+        *((name, _I64) for name in ("heads", "blocks", "lines", "length", "bits", "covered")),
+        *((name, _I64) for name in ("suffix_tokens", "suffix_between")),
         *((name, _ADDRESS) for name in ("codes", "factors", "suffix", "rows")),
     )
 
@@ -187,14 +188,17 @@ class Choice:
         """Which entries of heads are taken (H, E), and alpha (H, g), the share that they hold.
 
         q (H, g, d) is scored over dims (H, r), which are the index's `rows` (H, r); suffix (H, t, d): K of the tokens
-        after those of the index; room: for scores (g·S,), and 2^16 zeros, which are zeros again afterwards.
+        after those of the index, each head's together; room: for scores (g·S,), and 2^16 zeros, which are zeros again
+        afterwards.
         """
         (heads, group, dim), (_, blocks, lines, length) = q.shape, index.codes.shape
         covered = blocks * length * 8 // bits
         entries = -(-(covered + suffix.shape[1]) // self.each)
         taken, alpha = np.empty((heads, entries), bool), np.empty((heads, group), np.float32)
-        places = [find_address(array) for array in (index.codes, index.factors, suffix, rows)]
-        record = _Index(heads, blocks, lines, length, bits, covered, suffix.shape[1], *places)
+        record = _Index(
+            heads, blocks, lines, length, bits, covered, suffix.shape[1], suffix.strides[0] // 2,
+            find_address(index.codes), find_address(index.factors), suffix.ctypes.data, find_address(rows),
+        )  # fmt: skip
         choice = _Choice(
             group, dim, dims.shape[1], self.each, entries, self.window, self.top_k, self.top_p, self.by_probability,
             form.scaling, form.softcap or 0.0, *(find_address(array) for array in (q, dims, *room, taken, alpha)),

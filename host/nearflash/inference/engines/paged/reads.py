@@ -153,8 +153,12 @@ class SequenceReads:
         )
 
     def suffix(self) -> F16:
-        """K (heads, t, d) of the tokens after the whole blocks."""
-        suffix = self.stored.suffix_k[self.heads]
+        """K (heads, t, d) of the tokens after the whole blocks, each head's together; no copy where heads follow each
+        other and all are in memory.
+        """
+        first, end = self.heads[0], self.heads[-1] + 1
+        adjacent = end - first == len(self.heads)  # they rise
+        suffix = self.stored.suffix_k[first:end] if adjacent else self.stored.suffix_k[self.heads]
         return suffix if self.suffix_kept else np.concatenate([self._keys(self._unindexed), suffix], axis=1)
 
     def keys(self, blocks: range) -> F16:
