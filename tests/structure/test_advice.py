@@ -9,6 +9,7 @@ import re
 import subprocess
 import tomllib
 from functools import cache
+from itertools import accumulate, chain
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from nearflash.bench.runner import bench_names, load_bench
 from nearflash.cli.main import make_parser
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOTS = ("host", "rtl", "sim")
 NO_MODULES = {
     "nearflash.bitstream", "nearflash.command", "nearflash.device.attend", "nearflash.device.expand",
     "nearflash.device.update", "nearflash.xclbin",
@@ -48,53 +48,42 @@ def pages() -> tuple[tuple[str, str], ...]:
     )  # fmt: skip
 
 
-def strings(tree: ast.AST):
+def strings(nodes: list[ast.AST]):
     """Line and text of each string; what an f-string computes is a `?`."""
     inside = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             inside |= {id(part) for part in node.values}
             parts = (str(part.value) if isinstance(part, ast.Constant) else "?" for part in node.values)
             yield node.lineno, "".join(parts)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
             yield node.lineno, node.value
 
 
-@cache
-def trees() -> dict[str, ast.Module]:
-    files = (path for root in ROOTS for path in (ROOT / root).rglob("*.py"))
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
-
-
-@cache
-def advice() -> tuple[tuple[str, str], ...]:
+@pytest.fixture(scope="module")
+def advice(nodes) -> list[tuple[str, str]]:
     """Place and text of all that may advise."""
-    found = [(f"{name}:{line}", text) for name, tree in trees().items() for line, text in strings(tree)]
-    return (*found, *pages())
+    found = [(f"{name}:{line}", text) for name, each in nodes.items() for line, text in strings(each)]
+    return [*found, *pages()]
 
 
 # Names
 
 
-def is_there(name: str) -> bool:
-    """Whether a dotted name is a module, or a module's first name that it defines, imports or lists."""
-    parts = name.split(".")
-    for count in range(len(parts), 0, -1):
-        for root in ROOTS:
-            base = ROOT.joinpath(root, *parts[:count])
-            file = next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()), None)
-            if file is not None:
-                tree = trees()[str(file.relative_to(ROOT))]
-                return count == len(parts) or parts[count] in defined(tree)
-            if base.is_dir():
-                return count == len(parts)
-    return False
+def is_there(name: str, names: dict[str, set[str]]) -> bool:
+    """Whether a dotted name is a module or package of `names`, or what a module defines, imports or lists first."""
+    if name in names:
+        return True
+    module, _, first = name.rpartition(".")
+    while module and module not in names:
+        module, _, first = module.rpartition(".")
+    return first in names.get(module, ())
 
 
-def defined(tree: ast.Module) -> set[str]:
+def defined(nodes: list[ast.AST]) -> set[str]:
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -104,12 +93,16 @@ def defined(tree: ast.Module) -> set[str]:
     return found
 
 
-def test_every_dotted_name_can_be_imported():
+def test_every_dotted_name_can_be_imported(advice, nodes):
+    names: dict[str, set[str]] = {name: defined(each) for name, each in nodes.items()}
+    for module in nodes:
+        for package in accumulate(module.split("."), "{}.{}".format):
+            names.setdefault(package, set())  # a folder without a module of its own
     wrong = {
         f"{where}: {name}"
-        for where, text in advice()
+        for where, text in advice
         for name in re.findall(r"(?<![\w/.-])nearflash(?:\.[A-Za-z_]\w*)+", text)
-        if name not in NO_MODULES and not is_there(name)
+        if name not in NO_MODULES and not is_there(name, names)
     }
     assert not wrong, "\n".join(sorted(wrong))
 
@@ -176,27 +169,26 @@ def test_commands_are_recognised(text, found):
     assert [complaint(line) for line in lines_of_commands(text)] == found
 
 
-def test_every_command_and_option_exists():
+def test_every_command_and_option_exists(advice):
     wrong = {
         f"{where}: nearflash {line[:60]}: {why}"
-        for where, text in advice()
+        for where, text in advice
         for line in lines_of_commands(text)
         if (why := complaint(line))
     }
     assert not wrong, "\n".join(sorted(wrong))
 
 
-def test_every_option_in_a_sentence_is_somebodys():
+def test_every_option_in_a_sentence_is_somebodys(advice, nodes):
     ours = set().union(*commands().values())
-    for tree in trees().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                ours |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
-            elif isinstance(node, ast.Compare):  # of sys.argv
-                ours |= {str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    for node in chain.from_iterable(nodes.values()):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            ours |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
+        elif isinstance(node, ast.Compare):  # of sys.argv
+            ours |= {str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)}
     wrong = {
         f"{where}: {option}"
-        for where, text in advice() if " " in text.strip() and "-->" not in text
+        for where, text in advice if " " in text.strip() and "-->" not in text
         for option in re.findall(r"(?<![\w/-])--[a-z][\w-]*", text)
         if option not in ours | FOREIGN.keys()
     }  # fmt: skip
@@ -206,7 +198,7 @@ def test_every_option_in_a_sentence_is_somebodys():
 # Extras, targets, variables
 
 
-def test_every_extra_target_and_variable_exists():
+def test_every_extra_target_and_variable_exists(advice):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
@@ -216,7 +208,7 @@ def test_every_extra_target_and_variable_exists():
         if name.endswith((".py", ".cpp", ".hpp", ".h", ".tcl")):
             read |= set(re.findall(r"NEARFLASH_[A-Z0-9_]*[A-Z0-9]", (ROOT / name).read_text(errors="replace")))
     wrong = set()
-    for where, text in advice():
+    for where, text in advice:
         named = re.findall(r"nearflash\[([a-z,]+)\]", text)
         wrong |= {f"{where}: [{extra}]" for each in named for extra in each.split(",") if extra not in extras}
         is_page = where.partition(":")[0].endswith(".md")
