@@ -33,8 +33,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def devices():
-    """By scalar type of the lanes."""
-    with HlsDevice(SMARTSSD, real="float") as host, HlsDevice(SMARTSSD, real="Fp32") as synthesised:
+    """By scalar type of the lanes. Kernels of the tiny build by float are those of tests/system: compiled once."""
+    with HlsDevice(TINY, real="float") as host, HlsDevice(SMARTSSD, real="Fp32") as synthesised:
         yield {"float": host, "Fp32": synthesised}
 
 
