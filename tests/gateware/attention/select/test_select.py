@@ -51,9 +51,16 @@ def cases() -> list[tuple[Keys, int]]:
     return [(k, count) for k in keys for count in {0, 1, len(k) // 3, len(k) - 1, len(k), 70}]
 
 
-@pytest.mark.parametrize("stalls", STALLS)
-def test_equals_the_model(stalls):
-    chosen = cases()[::3] if stalls == "none" else cases()[20:30]
+@pytest.mark.parametrize(
+    ("stalls", "chosen"),
+    [
+        ("none", cases()[::7]),  # not a multiple of the counts: each count, and all kinds of keys
+        pytest.param("none", cases(), marks=pytest.mark.full),
+        *((name, cases()[20:30]) for name in list(STALLS)[1:]),
+    ],
+    ids=["none", "none, all cases", *list(STALLS)[1:]],
+)
+def test_equals_the_model(stalls, chosen):
     inputs = {
         "i_command": [{"count": count} for _, count in chosen],
         "i": [beat for keys, _ in chosen for beat in beats(keys)],
