@@ -15,7 +15,7 @@ from nearflash.storage.state.state_file import StateFile
     [
         pytest.param(1, 8, 1500, 20, marks=pytest.mark.full),
         pytest.param(2, 8, 1500, 20, marks=pytest.mark.full),
-        (2, 3, 600, 8),
+        (2, 2, 400, 5),
     ],
 )
 def test_every_image_recovers(tmp_path, files, tries, points, newer):
