@@ -22,7 +22,11 @@ def policy(weights, cache=GPU, **options):
     return OffloadPolicy(3, 2, weights, cache, GPU, **options)
 
 
-@pytest.mark.parametrize("weights", [GPU, HOST, DISK, MIXED], ids=["gpu", "host", "disk", "mixed"])
+@pytest.mark.parametrize(
+    "weights",
+    [pytest.param(GPU, marks=pytest.mark.full), HOST, DISK, MIXED],
+    ids=["gpu", "host", "disk", "mixed"],
+)
 def test_lossless_compression_changes_no_token(compressed, prompts, plain, weights):
     folder = compressed("coded-bitmap", 16)
     rows = prompts(6)

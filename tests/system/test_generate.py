@@ -45,7 +45,7 @@ def tokens_on(device, loaded, policy, *, nand=False):
         engine.store.close()
 
 
-@pytest.mark.parametrize("mode", POLICIES)
+@pytest.mark.parametrize("mode", [pytest.param("dense", marks=pytest.mark.full), "sparf-page"])
 def test_tokens_are_those_of_the_model_device(device, loaded, mode):
     with open_device(f"model:{device.identity.config.full_name}") as model:
         expected = tokens_on(model, loaded, POLICIES[mode])
