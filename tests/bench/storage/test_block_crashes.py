@@ -7,7 +7,7 @@ from nearflash.storage.blocks.segment_log import SegmentLog
 from nearflash.storage.io.direct import DirectFile
 
 
-@pytest.mark.parametrize(("actions", "erases"), [(6, 1), pytest.param(40, 10, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("actions", "erases"), [(4, 1), pytest.param(40, 10, marks=pytest.mark.full)])
 def test_no_image_of_a_life_is_wrong(tmp_path, actions, erases):
     found = block_crash_points(tmp_path / "blocks", actions=actions, tries=1, seed=1)
     assert found.points > 20 * actions and found.erases >= erases and found.bad == []
