@@ -161,16 +161,16 @@ def predict(
     steps = workload.new_tokens - 1
     prefill = {name: float(vector @ shares) for name, vector in phases.prefill.items()}
     decode = {name: float(vector @ shares) * steps for name, vector in phases.decode.items()}
+    prefill_s, decode_s, phases_s = _without_overlap(prefill), sum(decode.values()), (prefill, decode)
     if policy.overlap:
         both = chains(phases, machine, options, form)
         longest = [{name: float(vector @ shares) for name, vector in part.items()} for part in both]
         ahead = machine.schedule.visits_ahead if form == "nearflash" else 0
-        prefill_s, decode_s = (_beside(part, ahead) for part in longest)
-        decode_s *= steps
-        slower = longest[1] if decode_s >= prefill_s else longest[0]
-    else:
-        prefill_s, decode_s = _without_overlap(prefill), sum(decode.values())
-        slower = decode if decode_s >= prefill_s else prefill
+        # What each loses to the other is at most what one after the other takes.
+        prefill_s = min(prefill_s, _beside(longest[0], ahead))
+        decode_s = min(decode_s, _beside(longest[1], ahead) * steps)
+        phases_s = longest[0], longest[1]
+    slower = phases_s[decode_s >= prefill_s]
     tokens = policy.block_size * workload.new_tokens
     moved = {}
     for name in {**phases.prefill_bytes, **phases.decode_bytes}:
