@@ -124,12 +124,15 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
         raise CommandError(f"{path} must have JSON objects, one a line: {error}") from None
     objects = list[dict[str, Any]]()
     for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
         try:
-            objects += [json.loads(text, parse_constant=reject_constant)] if text.strip() else []
-            if objects and not isinstance(objects[-1], dict):
-                raise ValueError(f"{objects[-1]!r} is none")
+            found = json.loads(text, parse_constant=reject_constant)
+            if not isinstance(found, dict):
+                raise ValueError(f"{found!r} is none")
         except (ValueError, RecursionError) as error:
             raise CommandError(f"{path} line {number} must be a JSON object: {error}") from None
+        objects.append(found)
     return objects
 
 
