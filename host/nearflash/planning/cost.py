@@ -161,15 +161,14 @@ def predict(
     steps = workload.new_tokens - 1
     prefill = {name: float(vector @ shares) for name, vector in phases.prefill.items()}
     decode = {name: float(vector @ shares) * steps for name, vector in phases.decode.items()}
-    prefill_s, decode_s, phases_s = _without_overlap(prefill), sum(decode.values()), (prefill, decode)
+    prefill_s, decode_s, phases_s = _without_overlap(prefill), sum(decode.values()), [prefill, decode]
     if policy.overlap:
         both = chains(phases, machine, options, form)
-        longest = [{name: float(vector @ shares) for name, vector in part.items()} for part in both]
+        phases_s = [{name: float(vector @ shares) for name, vector in part.items()} for part in both]
         ahead = machine.schedule.visits_ahead if form == "nearflash" else 0
         # What each loses to the other is at most what one after the other takes.
-        prefill_s = min(prefill_s, _beside(longest[0], ahead))
-        decode_s = min(decode_s, _beside(longest[1], ahead) * steps)
-        phases_s = longest[0], longest[1]
+        prefill_s = min(prefill_s, _beside(phases_s[0], ahead))
+        decode_s = min(decode_s, _beside(phases_s[1], ahead) * steps)
     slower = phases_s[decode_s >= prefill_s]
     tokens = policy.block_size * workload.new_tokens
     moved = {}
