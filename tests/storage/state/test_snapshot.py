@@ -127,6 +127,8 @@ def test_killed_while_a_snapshot_replaces_another(pair, small, tmp_path, monkeyp
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "existing"])
 def test_damage_is_not_copied(stored, tmp_path, existing):
     folder = tmp_path / "new" / "snapshot"
+    if existing:
+        folder.mkdir(parents=True)
     with StateStore.open(stored) as store:
         file = store._files[-1]
         offset = file.layout.array_offset(1, "v", file.layout.extents[-1])
@@ -134,6 +136,5 @@ def test_damage_is_not_copied(stored, tmp_path, existing):
     data[offset] ^= 1
     stored[-1].write_bytes(data)
     with StateStore.open(stored) as store, pytest.raises(StateError, match="array v of step 3 is damaged"):
-        folder.mkdir(parents=True) if existing else None
         store.snapshot(folder)
     assert list(folder.iterdir()) == [] if existing else not folder.parent.exists()

@@ -108,6 +108,9 @@ def test_versions_follow_one_another(tmp_path):
         publish_patch(delta_between(other, 1, 2), tmp_path)
     with pytest.raises(StateError, match="a version must have steps behind its base"):
         publish_patch(WeightDelta("0" * 16, 1, 1, (), {}), tmp_path)
+    with pytest.raises(StateError, match="a version must have steps behind its base"):
+        publish_patch(WeightDelta("0" * 16, 1, 1, (), {}), tmp_path / "new" / "patches")
+    assert not (tmp_path / "new").exists()
     assert newest_version(tmp_path) == 1
 
 

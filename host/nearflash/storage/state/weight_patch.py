@@ -31,7 +31,7 @@ from nearflash.storage.io.checksum import crc32c
 from nearflash.storage.state.delta_log import TensorMark, WeightDelta
 from nearflash.storage.state.fingerprint import fingerprint_bytes
 from nearflash.storage.state.safetensors import ITEM_BYTES, StoredTensor, TensorFile, write_tensors
-from nearflash.storage.state.snapshot import make_folder
+from nearflash.storage.state.snapshot import fill_folder
 from nearflash.support.files import read_text, write_durably
 from nearflash.support.tables import check_fields
 
@@ -96,7 +96,11 @@ def publish_patch(delta: WeightDelta, folder: Path) -> WeightPatch:
     Raises StateError where the folder has that version, where its newest is not that base with the same weights, or for
     a tensor of 2^31 elements and more; StorageFullError. No half version is left.
     """
-    make_folder(folder)
+    with fill_folder(folder):
+        return _publish(delta, folder)
+
+
+def _publish(delta: WeightDelta, folder: Path) -> WeightPatch:
     manifest, path = _names(folder, delta.step)
     if not delta.tensors:
         raise StateError(
