@@ -81,11 +81,12 @@ def test_every_mode_gives_what_arrays_give(
 
 @pytest.mark.parametrize("form", IndexFormat)
 @pytest.mark.parametrize("suffix_bytes", [0, 1 << 20])
-def test_every_index_format(make_engine, make_layout, shape, filled, form, suffix_bytes, draw_q, expected):
+@pytest.mark.parametrize("lengths", [[99], pytest.param([99, 49], marks=pytest.mark.full)], ids=["one", "two"])
+def test_every_index_format(make_engine, make_layout, shape, filled, form, suffix_bytes, lengths, draw_q, expected):
     policy, layout = POLICIES["page"], make_layout(form=form, block_tokens=48, group_tokens=4)
     engine = make_engine(policy, layout, suffix_bytes=suffix_bytes)
-    numbers, stored = filled(engine, shape, [99])
-    q = draw_q(shape, 1, 1)
+    numbers, stored = filled(engine, shape, lengths)
+    q = draw_q(shape, len(lengths), 1)
     assert_near(engine.attend(1, numbers, q, 0.3), expected(q, stored, policy, layout, 0.3))
 
 
