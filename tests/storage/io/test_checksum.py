@@ -5,7 +5,7 @@ import pytest
 from crc32c import crc32c as package
 
 from nearflash.storage.io import checksum
-from nearflash.storage.io.checksum import copy_checked, crc32c, crc32c_each
+from nearflash.storage.io.checksum import copy_checked, crc32c, crc32c_each, crc32c_rows
 from nearflash.support.native import CompileError, find_address
 
 
@@ -73,3 +73,24 @@ def test_of_several_blocks_the_good_ones_are_copied(data, monkeypatch, lengths, 
         assert good.tolist() == [number != bad for number in range(4)]
         for number, (block, target) in enumerate(zip(blocks, targets, strict=True)):
             np.testing.assert_array_equal(target, 9 if number in (bad, 3) else block)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("width", [40, 9_000], ids=["lock kept", "lock given away"])
+@pytest.mark.parametrize("chosen", [None, [4, 0, 4, 19]], ids=["all", "chosen"])
+def test_of_rows_whose_parts_stand_side_by_side(data, monkeypatch, width, chosen, compiled):
+    if not compiled:
+        monkeypatch.setattr(checksum, "_loops", lambda: None)
+    rows = data[: 20 * (width + 24)].reshape(20, width + 24)
+    parts = [rows[:, :16], data[7 : 7 + 20 * 3].reshape(20, 3), rows[:, 20 : 20 + width]]
+    wanted = range(20) if chosen is None else chosen
+    expected = [package(b"".join(part[row].tobytes() for part in parts)) for row in wanted]
+    found = crc32c_rows(parts, None if chosen is None else np.array(chosen))
+    assert found.dtype == np.uint32
+    np.testing.assert_array_equal(found, expected)
+    assert not len(crc32c_rows([part[:0] for part in parts]))
+
+
+def test_rows_that_are_strided_within_are_refused(data):
+    with pytest.raises(ValueError, match="rows must be contiguous"):
+        crc32c_rows([data[:64].reshape(4, 16)[:, ::2]])

@@ -72,6 +72,15 @@ class FlashGeometry:
 
     def runs(self, pages: PageNumbers) -> list[slice]:
         """Cuts `pages` into runs in which each page follows the one before in its block."""
-        breaks = np.flatnonzero((np.diff(pages) != 1) | (pages[1:] % self.pages_per_block == 0)) + 1
-        ends = [*breaks.tolist(), len(pages)]
+        ends = [*(np.flatnonzero(self._breaks(pages)) + 1).tolist(), len(pages)]
         return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
+
+    def count_runs(self, pages: PageNumbers) -> int:
+        """How many `runs` there are."""
+        return int(np.count_nonzero(self._breaks(pages))) + 1 if len(pages) else 0
+
+    def _breaks(self, pages: PageNumbers) -> NDArray[np.bool_]:
+        """After which pages, but for the last, a run ends."""
+        later = pages[1:]
+        breaks: NDArray[np.bool_] = (later - pages[:-1] != 1) | (later % self.pages_per_block == 0)
+        return breaks

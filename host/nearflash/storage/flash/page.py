@@ -4,7 +4,6 @@ A page's key is the page tag of its first codeword (docs/contracts/attention.md,
 covered by checksums as they are.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearflash.abi.attention.codeword import AUX_BYTES, CODEWORD_BYTES, HEADER_MAGIC, SEALED_BYTES, PageKind
 from nearflash.abi.attention.pages import IndexFormat
 from nearflash.storage.io.backend import BLOCK_BYTES
-from nearflash.storage.io.checksum import crc32c, crc32c_each
+from nearflash.storage.io.checksum import crc32c_rows
 from nearflash.storage.io.direct import aligned_buffer
 from nearflash.storage.io.reuse import reuse_buffer
 
@@ -72,9 +71,9 @@ def page_keys(
     sequence: ArrayLike, layer: ArrayLike, head: ArrayLike, index: ArrayLike, kind: PageKind, first: ArrayLike = 0
 ) -> PageKeys:
     """Keys of pages, of the shape that the arguments broadcast to."""
-    parts = np.broadcast_arrays(sequence, layer, head, index, first)
-    keys = np.zeros(parts[0].shape, PAGE_KEY)
-    for name, part in zip(("sequence", "layer", "head", "index", "first"), parts, strict=True):
+    parts = {"sequence": sequence, "layer": layer, "head": head, "index": index, "first": first}
+    keys = np.zeros(np.broadcast(*parts.values()).shape, PAGE_KEY)
+    for name, part in parts.items():
         keys[name] = part
     keys["kind"] = kind
     return keys
@@ -118,12 +117,12 @@ def header_keys(aux: Bytes) -> tuple[PageKeys, NDArray[np.bool_]]:
     return keys, words[:, 0] == HEADER_MAGIC
 
 
-def page_checksums(keys: PageKeys, aux: Bytes, data: Iterable[Bytes]) -> NDArray[np.uint32]:
-    """CRC32C over key ‖ aux ‖ data of each page, (p,)."""
+def page_checksums(
+    keys: PageKeys, aux: Bytes, data: Bytes, chosen: NDArray[np.int64] | None = None
+) -> NDArray[np.uint32]:
+    """CRC32C over key ‖ aux ‖ data of each page, (p,); or of the `chosen` ones (n,)."""
     page_tags = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), PAGE_KEY.itemsize)
-    heads = np.hstack([page_tags, aux.reshape(len(keys), aux.shape[1] * AUX_BYTES)])
-    before = np.fromiter(map(crc32c, heads), np.uint32, len(keys))
-    return crc32c_each(list(data), before)
+    return crc32c_rows([page_tags, aux.reshape(len(keys), aux.shape[1] * AUX_BYTES), data], chosen)
 
 
 def unseal_pages(sealed: Bytes, expected: PageKeys) -> tuple[PageData, NDArray[np.bool_]]:
@@ -148,6 +147,6 @@ def seal_codewords(batch: PageWrites) -> Bytes:
     sealed[..., :AUX_BYTES] = batch.aux
     sealed[..., AUX_BYTES:end] = batch.data.reshape(pages, codewords, CODEWORD_BYTES)
     rows = covered.reshape(pages * codewords, covered.shape[2])[:, : PAGE_KEY.itemsize + end]
-    checksums = np.fromiter(map(crc32c, rows), "<u4", len(rows))
+    checksums = crc32c_rows([rows]).astype("<u4", copy=False)
     sealed[..., end : end + 4] = checksums.reshape(pages, codewords, 1).view(np.uint8)
     return sealed

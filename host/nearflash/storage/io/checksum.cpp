@@ -17,6 +17,12 @@ template <class Step> uint32_t sum(const uint8_t *data, int64_t bytes, uint32_t 
     return ~value;
 }
 
+// One part of rows: that of row n begins n·stride behind `data`.
+struct Part {
+    const uint8_t *data;
+    int64_t stride, bytes;
+};
+
 }  // namespace
 
 extern "C" {
@@ -30,6 +36,16 @@ void crc32c_each(const uint8_t *const *blocks, const int64_t *bytes, uint32_t *v
     for (int64_t n = 0; n < count; n++) {
         values[n] = crc32c(blocks[n], bytes[n], values[n]);
         if (targets && targets[n] && values[n] == expected[n]) memcpy(targets[n], blocks[n], bytes[n]);
+    }
+}
+
+// The CRC32C of each row, whose parts follow one another; of row chosen[n] where rows are chosen.
+void crc32c_rows(const Part *parts, int64_t part_count, const int64_t *chosen, int64_t count, uint32_t *values) {
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t row = chosen ? chosen[n] : n;
+        values[n] = 0;
+        for (const Part *part = parts; part < parts + part_count; part++)
+            values[n] = crc32c(part->data + row * part->stride, part->bytes, values[n]);
     }
 }
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nearflash.support.native import CompileError, find_address, load_library
 
-__all__ = ["copy_checked", "crc32c", "crc32c_each"]
+__all__ = ["copy_checked", "crc32c", "crc32c_each", "crc32c_rows"]
 
 Bytes = NDArray[np.uint8]
 Checksums = NDArray[np.uint32]
@@ -46,6 +46,34 @@ def crc32c_each(blocks: Sequence[Bytes], before: Checksums) -> Checksums:
     if loops := _loops_for(blocks):
         return _call_for_each(loops, blocks, before, None, None)
     return np.array([crc32c(block, int(value)) for block, value in zip(blocks, before, strict=True)], np.uint32)
+
+
+def crc32c_rows(parts: Sequence[Bytes], chosen: NDArray[np.int64] | None = None) -> Checksums:
+    """CRC32C of each row of `parts` (p, bytes), which stand side by side, (p,); or of the `chosen` rows (n,).
+
+    The bytes of a part's row follow one another. Raises ValueError where they do not.
+    """
+    if any(part.strides[1] != 1 for part in parts):
+        raise ValueError("rows must be contiguous for compiled loops, not strided: copy them")
+    count = len(parts[0]) if chosen is None else len(chosen)
+    if (loops := _loops()) is None:
+        rows = range(count) if chosen is None else chosen
+        return np.array([_sum_parts([part[row] for part in parts]) for row in rows], np.uint32)
+    places = np.array([(part.ctypes.data, part.strides[0], part.shape[1]) for part in parts], np.int64)
+    values = np.empty(count, np.uint32)
+    apart = count * places[:, 2].sum() >= _APART_BYTES
+    call = loops.crc32c_rows if apart else _locked_loops().crc32c_rows
+    numbers = None if chosen is None else np.ascontiguousarray(chosen, np.int64)
+    call(find_address(places), len(parts), None if numbers is None else find_address(numbers), count,
+         find_address(values))  # fmt: skip
+    return values
+
+
+def _sum_parts(parts: Sequence[Bytes]) -> int:
+    value = 0
+    for part in parts:
+        value = crc32c(part, value)
+    return value
 
 
 def copy_checked(
@@ -94,4 +122,20 @@ def _loops() -> ctypes.CDLL | None:
         loop.argtypes, loop.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32], ctypes.c_uint32
     pointers = [ctypes.c_void_p] * 3
     loops.crc32c_each.argtypes, loops.crc32c_each.restype = [*pointers, ctypes.c_int64, *pointers[:2]], None
+    _declare_rows(loops)
     return loops
+
+
+@cache
+def _locked_loops() -> ctypes.CDLL:
+    """The same functions, which keep Python's lock."""
+    loops = _loops()
+    assert loops is not None, "asked for where there is a compiler"
+    locked = ctypes.PyDLL(loops._name)
+    _declare_rows(locked)
+    return locked
+
+
+def _declare_rows(loops: ctypes.CDLL) -> None:
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    loops.crc32c_rows.argtypes, loops.crc32c_rows.restype = [pointer, size, pointer, size, pointer], None
