@@ -1,6 +1,7 @@
 """The order of the schedule: a layer's weights once for all batches, loads before the visits they are for."""
 
 import threading
+import time
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from nearflash.offload.schedule.fiber import Call, Fiber
 from nearflash.offload.schedule.pipeline import PipelineStage
 from nearflash.offload.schedule.zigzag import Interception, ScheduledBatch, ZigZag, attend_beside
 from nearflash.offload.tiers.activations import Parked
-from nearflash.offload.tiers.ledger import Ledger
+from nearflash.offload.tiers.ledger import CACHE_WAIT, STATES_WAIT, Ledger
 from nearflash.offload.tiers.link import DeviceLink
 
 
@@ -202,6 +203,26 @@ def test_a_layer_that_returns_a_tuple():
         one = ScheduledBatch(lambda: out.append(pair(torch.zeros(1))), "one", {}, stay(), 1)
         ZigZag([pair], recorder, recorder, Ledger(), PipelineStage(0, 1, 1)).run([one])
     assert out[0][1] == "weights" and one.other_outputs == ("weights",)
+
+
+def test_the_ledger_counts_what_storing_waits_for():
+    """Before: a write that a visit waited for was in no span."""
+
+    class SlowStates(Parked):
+        def park(self, states):
+            time.sleep(0.02)
+
+    class SlowCache(Recorder):
+        def finish(self, layer):
+            time.sleep(0.02)
+
+    model, recorder, ledger = Stack(3), SlowCache(), Ledger()
+    one = batch(model, 0, 1, 3)
+    one.parked = SlowStates("gpu", DeviceLink())
+    with Interception([*model.layers, model.head]):
+        ZigZag(model.layers, recorder, recorder, ledger, PipelineStage(0, 1, 3)).run([one])
+    seconds = ledger.timeline.seconds
+    assert seconds[CACHE_WAIT] >= 3 * 0.02 and seconds[STATES_WAIT] >= 2 * 0.02  # after each of three layers; between
 
 
 class Attending(torch.nn.Module):

@@ -262,9 +262,11 @@ class ZigZag:
         if number >= 0:
             batch.other_outputs = tuple(value[1:]) if isinstance(value, tuple) else None
         if layer is not None:
-            self._mover.finish(layer)
+            with self._ledger.span(CACHE_WAIT):
+                self._mover.finish(layer)
         with self._ledger.span(BETWEEN_LAYERS):
             batch.call = None
             batch.go_on(value)
         if batch.call is not None and id(batch.call.subject) in self._numbers:
-            batch.parked.park(batch.call.hidden_states)
+            with self._ledger.span(STATES_WAIT):
+                batch.parked.park(batch.call.hidden_states)
