@@ -62,7 +62,7 @@ def crc32c_rows(parts: Sequence[Bytes], chosen: NDArray[np.int64] | None = None)
     places = np.array([(part.ctypes.data, part.strides[0], part.shape[1]) for part in parts], np.int64)
     values = np.empty(count, np.uint32)
     apart = count * places[:, 2].sum() >= _APART_BYTES
-    call = loops.crc32c_rows if apart else _locked_loops().crc32c_rows
+    call = loops.crc32c_rows if apart else _loops_with_lock().crc32c_rows
     numbers = None if chosen is None else np.ascontiguousarray(chosen, np.int64)
     call(find_address(places), len(parts), None if numbers is None else find_address(numbers), count,
          find_address(values))  # fmt: skip
@@ -127,7 +127,7 @@ def _loops() -> ctypes.CDLL | None:
 
 
 @cache
-def _locked_loops() -> ctypes.CDLL:
+def _loops_with_lock() -> ctypes.CDLL:
     """The same functions, which keep Python's lock."""
     loops = _loops()
     assert loops is not None, "asked for where there is a compiler"
