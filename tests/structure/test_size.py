@@ -3,7 +3,7 @@
 import pytest
 
 #: Lines of Python in each root, empty ones and comments too, rounded up to a hundred.
-LINES = {"host": 79_120, "rtl": 30_800, "sim": 17_000, "hls": 100, "tests": 82_800}
+LINES = {"host": 79_100, "rtl": 30_800, "sim": 17_000, "hls": 100, "tests": 82_800}
 
 
 @pytest.mark.parametrize("top", LINES)

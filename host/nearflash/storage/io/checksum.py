@@ -2,15 +2,16 @@
 
 Long data goes through our own loop, by carry-less products of wide vectors where the processor has them (30 GB/s of
 memory, 50 of a cache, against the package's 14 and 28), else by its instruction; short data, and all where no compiler
-is, through the package crc32c. The lock is kept for single pages: to have it back takes longer than they do (21 pages
-of 32 KiB beside other threads: 0.7 ms, and 0.1 with it kept).
+is, through the package crc32c, but for rows, which one call of our loop sums, short ones too. The lock is kept for
+single pages: to have it back takes longer than they do (21 pages of 32 KiB beside other threads: 0.7 ms, and 0.1 with
+it kept).
 
 Source: RFC 3720, 12.1 (Castagnoli).
 """
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 
 import numpy as np
@@ -58,22 +59,15 @@ def crc32c_rows(parts: Sequence[Bytes], chosen: NDArray[np.int64] | None = None)
     count = len(parts[0]) if chosen is None else len(chosen)
     if (loops := _loops()) is None:
         rows = range(count) if chosen is None else chosen
-        return np.array([_sum_parts([part[row] for part in parts]) for row in rows], np.uint32)
+        return np.array([reduce(lambda value, part: crc32c(part[row], value), parts, 0) for row in rows], np.uint32)
     places = np.array([(part.ctypes.data, part.strides[0], part.shape[1]) for part in parts], np.int64)
     values = np.empty(count, np.uint32)
-    apart = count * places[:, 2].sum() >= _APART_BYTES
-    call = loops.crc32c_rows if apart else _loops_with_lock().crc32c_rows
+    if count * places[:, 2].sum() < _APART_BYTES:
+        loops = _loops(keep_lock=True) or loops
     numbers = None if chosen is None else np.ascontiguousarray(chosen, np.int64)
-    call(find_address(places), len(parts), None if numbers is None else find_address(numbers), count,
-         find_address(values))  # fmt: skip
+    loops.crc32c_rows(find_address(places), len(parts), None if numbers is None else find_address(numbers), count,
+                      find_address(values))  # fmt: skip
     return values
-
-
-def _sum_parts(parts: Sequence[Bytes]) -> int:
-    value = 0
-    for part in parts:
-        value = crc32c(part, value)
-    return value
 
 
 def copy_checked(
@@ -112,30 +106,18 @@ def _call_for_each(
 
 
 @cache
-def _loops() -> ctypes.CDLL | None:
-    """The functions of checksum.cpp, or None without a compiler."""
+def _loops(keep_lock: bool = False) -> ctypes.CDLL | None:
+    """The functions of checksum.cpp, or None without a compiler; keep_lock: Python's, while one of them runs."""
     try:
         loops = load_library(Path(__file__).with_suffix(".cpp"))
     except CompileError:
         return None
+    if keep_lock:
+        loops = ctypes.PyDLL(loops._name)
     for loop in (loops.crc32c, loops.crc32c_by_table):
         loop.argtypes, loop.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32], ctypes.c_uint32
     pointers = [ctypes.c_void_p] * 3
     loops.crc32c_each.argtypes, loops.crc32c_each.restype = [*pointers, ctypes.c_int64, *pointers[:2]], None
-    _declare_rows(loops)
-    return loops
-
-
-@cache
-def _loops_with_lock() -> ctypes.CDLL:
-    """The same functions, which keep Python's lock."""
-    loops = _loops()
-    assert loops is not None, "asked for where there is a compiler"
-    locked = ctypes.PyDLL(loops._name)
-    _declare_rows(locked)
-    return locked
-
-
-def _declare_rows(loops: ctypes.CDLL) -> None:
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     loops.crc32c_rows.argtypes, loops.crc32c_rows.restype = [pointer, size, pointer, size, pointer], None
+    return loops
