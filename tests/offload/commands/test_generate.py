@@ -63,6 +63,13 @@ def texts_of(capsys):
     return [text for text in capsys.readouterr().out.split("\n\n") if text.strip()]
 
 
+def test_a_mode_that_there_is_not_is_refused_in_the_words_of_the_command_line(capsys):
+    """Before: the choices were shown as Python shows an enumeration's members."""
+    with pytest.raises(SystemExit):
+        run("--attention", "sparf-pages", "x")
+    assert "choose from 'dense', 'sparq', 'sparf', 'sparf-page', 'kvswap')" in capsys.readouterr().err
+
+
 def test_a_plan_gives_the_texts_of_the_command_without_one(prompts, capsys):
     run("--prompts", prompts, "--attention", "dense")
     expected = texts_of(capsys)

@@ -119,7 +119,7 @@ def _add_attention(group: Any) -> None:
     group.add_argument("--policy", metavar="FILE",
                        help="Attend by a policy file of nearflash calibrate; auto (the default): by the one that "
                        "belongs to the model, else by a setting that suits most, short contexts in full.")  # fmt: skip
-    group.add_argument("--attention", choices=[*AttentionMode],
+    group.add_argument("--attention", choices=[mode.value for mode in AttentionMode],
                        help="In place of a policy file: read all tokens (dense), or those with the largest approximate "
                        "scores: single tokens (sparq, sparf), KV page groups (sparf-page), or those that the layer "
                        "before predicts, the same for all heads (kvswap).")  # fmt: skip
